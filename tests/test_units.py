@@ -95,7 +95,7 @@ def test_quick_questions_read_them() -> None:
         model="llama-3.1-8b", rate="20rps", p95="1m30s", prompt="2k", chain="tokens=4k..8k",
     ).tables("h100")  # fmt: skip
     assert asked["arrivals"]["rate_per_s"] == 20
-    assert asked["target"] == {"percentile": 95, "search": "1m30s"}
+    assert asked["target"] == {"percentile": {"search": 95}, "search": "1m30s"}
     made = asked["mix"][0]["generated"]
     assert made["prompt_tokens"] == 2_000
     assert made["thought_tokens"] == "uniform:low=4000,high=8000"

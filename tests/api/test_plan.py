@@ -95,7 +95,7 @@ def test_a_question_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"model": "llama-3.1-8b"}, "gpus must be given"),
         ({"model": "llama-3.1-8b", "gpus": "h100", "p95": 60}, "what is searched is missing"),
         ({"workload": "none.toml"}, "none.toml"),
-        ({"workload": "none.toml", "rate": "1/s"}, "rate asks without a workload: none.toml"),
+        ({"workload": "none.toml", "chain": "9"}, "chain asks without a workload: none.toml"),
         ({"workload": "small", "min_accuracy": 0.5}, "--min-accuracy needs --answers"),
         ({"min_attention_kept": 2}, "min_attention_kept must be a share"),
         ({"searches": 0}, "searches must be a whole number of 1 or more"),

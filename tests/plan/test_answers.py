@@ -100,7 +100,8 @@ def test_the_sample_logs_are_those_of_their_program(tmp_path: Path) -> None:
     [
         ("mooncake.jsonl", ""), ("bailian.jsonl", ""), ("azure.csv", ""), ("tot.json", ""),
         ("tot-dfs.json", "--prompt-tokens 40"), ("tot-samples.json", "--prompt-tokens 40"),
-        ("deft.json", ""), ("tree.jsonl", "--root steps --value mc_value"),
+        ("deft.json", ""),
+        ("tree.jsonl", "--root steps --value mc_value --tokens-per-character prose"),
     ],
 )  # fmt: skip
 def test_every_sample_log_is_imported_and_replayed(log: str, options: str, tmp_path: Path) -> None:

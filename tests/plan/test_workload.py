@@ -122,7 +122,7 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
         head, equals, _ = line.removeprefix("# ").partition(" = ")
         if not line.startswith("# ") or not equals or not head.isidentifier():
             continue
-        if head in (*_OTHERS, "trace", "file", "calibrations"):
+        if head in (*_OTHERS, "trace", "log", "file", "calibrations"):
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1
@@ -295,8 +295,9 @@ WRONG = {
     "an empty mix": ({"mix": "", "top": "mix = []\n"}, "[[mix]] is empty: name at least one"),
     "mix as a table": ({"mix": '[mix]\ntrace = "a"'}, "[[mix]] must be a list of tables, not {"),
     "both sources": ({"mix": MIX.replace("[[mix]]", '[[mix]]\ntrace = "a"')},
-                     "[[mix]] 1: it needs either trace or generated"),
-    "no source": ({"mix": "[[mix]]\nweight = 2"}, "[[mix]] 1: it needs either trace or generated"),
+                     "[[mix]] 1: it needs one of trace, log and generated"),
+    "no source": ({"mix": "[[mix]]\nweight = 2"},
+                  "[[mix]] 1: it needs one of trace, log and generated"),
     "weight": ({"mix": MIX.replace("[[mix]]", "[[mix]]\nweight = -2")},
                "[[mix]] 1 weight must be above 0, not -2"),
     "no weight": ({"mix": MIX.replace("[[mix]]", "[[mix]]\nweight = 0")},
@@ -344,7 +345,7 @@ WRONG = {
                 "[arrivals] clients must be at least 1, not 0"),
     "think": ({"arrivals": '[arrivals]\nkind = "closed-loop"\nthink_s = -1'},
               "[arrivals] think_s must be at least 0, not -1"),
-    "no log": ({"arrivals": '[arrivals]\nkind = "recorded"'}, "[arrivals]: file is missing"),
+    "no log": ({"arrivals": '[arrivals]\nkind = "recorded"'}, "[arrivals] file is missing"),
     "log": ({"arrivals": '[arrivals]\nkind = "recorded"\nfile = "none.csv"'},
             "none.csv: cannot be read"),
     "format": ({"arrivals": '[arrivals]\nkind = "recorded"\nfile = "a"\nformat = "azur"'},

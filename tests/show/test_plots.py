@@ -120,7 +120,7 @@ def test_a_plan_is_drawn_by_what_its_page_weighs() -> None:
     made = plots_of("plan", plan)
     assert "against cost" in made[0].title
     names = {trace["name"] for trace in made[0].figure["data"]}
-    assert {row.hardware for row in plan.met()} <= names
+    assert {row.machine for row in plan.met()} <= names
     assert plots_of("plan", plan, "load")
     with pytest.raises(UsageError, match="only replays have a choice"):
         plots_of("plan", plan, "pareto", "time")
