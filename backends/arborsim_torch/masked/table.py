@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch import attention
+from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.static import block_outputs
 
 
@@ -83,9 +84,7 @@ class Table:
             self.seen(layer, query, weights.view(rows, heads, count, end))
         else:
             mask = (~unread).expand(*shape[:2], *shape[2:]).reshape(*shape[:2], -1, end)
-            out = torch.nn.functional.scaled_dot_product_attention(
-                packed, keys, values, attn_mask=mask, scale=scaling
-            )
+            out = sdpa(packed, keys, values, scaling, mask)
             self.seen(layer, query, None)
         return out.view(rows, heads, count, dim).transpose(1, 2)
 
