@@ -218,7 +218,7 @@ def _solve(
                 f"only {len(solved)} of {tried} problems were answered correctly, which is too few "
                 f"for --traces {request.traces}: try shorter problems"
             )
-        known = task.num_problems(request.split)
+        known = _num_problems(task, request.split)
         left = request.traces if known is None else known - request.first - tried
         count = min(request.traces - len(solved), left)
         if count < 1:
@@ -255,7 +255,18 @@ def _any_problem(task: Judged, split: str, index: int) -> Problem:
     except ValueError as error:
         raise UsageError(f"task {task.name}: {error}") from error
     except KeyError:
-        raise UsageError(f"task {task.name} has no split {split!r}: use train or test") from None
+        raise _no_split(task, split) from None
+
+
+def _num_problems(task: Judged, split: str) -> int | None:
+    try:
+        return task.num_problems(split)
+    except KeyError:
+        raise _no_split(task, split) from None
+
+
+def _no_split(task: Judged, split: str) -> UsageError:
+    return UsageError(f"task {task.name} has no split {split!r}: use train or test")
 
 
 def _problem(task: Judged, split: str, item: backend.Masking) -> Problem:

@@ -280,7 +280,7 @@ def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() ->
     assert vars(found["a"]) == pytest.approx(
         {"iteration_s": 2e-5, "lane_s": 1e-5, "turn_s": 3e-4, "turn_lane_s": 2e-4,
          "decision_base_s": 5.75e-4, "decision_per_token_s": 2.5e-7, "layer_s": 4e-5,
-         "wide_layer_s": 8e-6, "only_deciding": False}
+         "wide_layer_s": 8e-6, "deciding_layer_s": 0, "decision_per_pair_s": 0, "held_token_s": 0}
     )  # fmt: skip
     assert found["never"] == PolicySeconds(iteration_s=5e-6)
     timed = replace(measurements(), policies=(*times, never, untimed))

@@ -115,7 +115,7 @@ def test_hidden_change_is_that_of_plain_transformers(world: Any) -> None:
     problem = task.problem("train", 0)
     tokens = tuple(task.solution(problem))
     model, _ = reference.load("chain", lines=LINES)  # recording replaces a model's attention
-    found = hidden_change(model, Reasoning(problem, tokens))
+    found = hidden_change(model, Reasoning(problem, tokens, len(tokens) - 3))
     outputs: list[Any] = []
     hooks = [
         layer.register_forward_hook(lambda _m, _a, out: outputs.append(out))
