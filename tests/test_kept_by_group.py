@@ -367,7 +367,8 @@ def test_tables_say_what_is_not_known(tmp_path: Path, width: int, view: str) -> 
         [Budget.parse("0.9"), Budget.parse("0.7")], Machine(load_profile("h100")),
     ).run()  # fmt: skip
     text = io.StringIO()
-    print_report(report_of(result, view=view), Console(file=text, width=width, highlight=False))
+    console = Console(file=text, width=width, highlight=False)
+    print_report(report_of(result, view=view), console, notes=True)
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     for words in ("not known", "per head"):
@@ -398,5 +399,5 @@ def test_each_kind_of_groups_has_its_own_oracle(
         gap = bound["attention_kept"] - rows[policy]["attention_kept"]
         assert rows[policy]["oracle_gap"] == pytest.approx(gap, abs=1e-12)
         assert gap > -1e-6
-    assert main(command) == 0
+    assert main([*command, "--notes"]) == 0
     assert "the gap is to oracle-layer or oracle-head" in " ".join(capsys.readouterr().out.split())

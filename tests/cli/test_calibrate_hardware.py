@@ -86,7 +86,7 @@ def test_a_profile_that_a_replay_takes(
     assert [each.name for each in here.iterdir()] == ["m.toml"]
     make_trace(here / "t.parquet", kind="tree", prompt=20, nodes=14)
     command = "replay t.parquet --gpu m.toml --policy streaming-llm --budget 0.8 --episodes 1"
-    assert main(command.split()) == 0
+    assert main([*command.split(), "--notes"]) == 0
     assert "1 number of the hardware profile is assumed" in capsys.readouterr().out
     assert main(COMMAND.split()) == 2
     assert "m.toml exists: choose another --out, or --overwrite" in capsys.readouterr().err

@@ -66,7 +66,10 @@ def test_answers_counted_live_come_first(replayed) -> None:
     """Where they are known; the other trace is drawn by attention kept, with what that leaves."""
     recorded = TraceReader(SHIPPED).info.recording
     row = Answered(140, 200, 0, 144, "a run", budget="0.1", problems="game24")
-    answers = {("tree.parquet", "h2o", "0.1"): row}
+    more = {"0.5": replace(row, right=150, budget="0.5"), "0.1": replace(row, right=90)}
+    answers = {("tree.parquet", "h2o", "0.1"): row} | {
+        ("tree.parquet", "streaming-llm", budget): each for budget, each in more.items()
+    }  # fewer than three points are not drawn
     known = replace(replayed, recordings={"tree.parquet": recorded}, answers=answers)
     tree, linear = plots_of("replay", known)
     assert tree.title == "What memory buys: tree.parquet, Right answers"

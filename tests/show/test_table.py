@@ -128,8 +128,9 @@ def test_the_longest_row_fits_80_columns():
     for e in replay.episodes:
         name = "mypackage.policies.module:VeryLongPolicyName" if e.policy == "h2o" else e.policy
         measured = replace(
-            e.measured, quantised_tokens=123_456.0, peak_quantised_bytes=10**8, evicted_tokens=9.9e7
-        )
+            e.measured, quantised_tokens=123_456.0, peak_quantised_bytes=10**8,
+            evicted_tokens=9.9e7, prompt_tokens=10**8,
+        )  # fmt: skip
         budget = e.budget if e.policy == "full" else "131072"
         episodes.append(replace(e, policy=name, budget=budget, measured=measured))
     for view in ("auto", "table"):
@@ -147,7 +148,7 @@ def test_all_columns_of_memory_fit_80_columns():
         name = "expected-attention" if e.policy == "h2o" else e.policy
         measured = replace(
             e.measured, quantised_tokens=384.0, peak_quantised_bytes=5 * 10**6,
-            evicted_tokens=9_900, offloaded_tokens=464.0, rehydrated_tokens=0,
+            evicted_tokens=9_900, prompt_tokens=10_000, offloaded_tokens=464.0, rehydrated_tokens=0,
             kv_read_bytes=3 * 10**9, bounds_read_bytes=10**6,
         )  # fmt: skip
         episodes.append(replace(e, policy=name, measured=measured))

@@ -225,9 +225,9 @@ def tree(
     value_scale: Annotated[float, Option(shown="the largest value, if any is above 1")] = 0.0,
     task: str = "reasoning trees",
 ) -> None:
-    """Trees of nested objects, or of nodes that name their parents (JSON, or JSON lines).
+    """Trees of nested objects, or of nodes naming parents (JSON).
 
-    Options name the fields. Recognised are search-and-learn's completions, inspect_ai's logs, and
+    JSON lines are read, too. Options name the fields. Recognised are search-and-learn's completions, inspect_ai's logs, and
     KV events of vLLM and SGLang.
 
     Parameters
