@@ -227,8 +227,8 @@ def tree(
 ) -> None:
     """Trees of nested objects, or of nodes naming parents (JSON).
 
-    JSON lines are read, too. Options name the fields. Recognised are search-and-learn's completions, inspect_ai's logs, and
-    KV events of vLLM and SGLang.
+    JSON lines are read, too. Options name the fields. Recognised are search-and-learn's
+    completions, inspect_ai's logs, and KV events of vLLM and SGLang.
 
     Parameters
     ----------
