@@ -243,25 +243,31 @@ def _sizes(column: _Column, pages: Sequence[_Page], rows: int) -> tuple[int, int
     return taken + max((page.bytes for page in pages), default=0), texts
 
 
-def _groups(file: IO[bytes]) -> list[list[dict[int, Any]]]:
-    """The columns' parts by row group, as the footer has them (`_PART`)."""
+def _groups(file: IO[bytes]) -> list[list[tuple[Any, ...]]]:
+    """The columns' parts by row group, as `_chunk` takes them."""
     size = file.seek(-8, 2)
     length = int.from_bytes(file.read(4), "little")
     file.seek(max(size - length, 0))
     data = file.read(length)
     try:
-        footer, _ = _struct(data, 0, {4: [{1: [{3: _PART}]}]})
+        footer, _ = _struct(data, 0, {4: [{1: [{3: _PART}, _packed]}]})
     except IndexError:
         raise _Suspect("the file is damaged (its footer is cut short)") from None
-    return [[part.get(3, {}) for part in group.get(1, [])] for group in footer.get(4, [])]
+    return [group.get(1, []) for group in footer.get(4, [])]
 
 
-def _chunk(name: str, part: dict[int, Any]) -> Chunk:
+def _packed(column: dict[int, Any]) -> tuple[Any, ...]:
+    """A column's part without its dicts, each of which takes hundreds of bytes."""
+    part = column.get(3, {})
+    numbers = (max(part.get(field, 0), 0) for field in (5, 6, 7, 9))
+    return (*numbers, part.get(11, 0), part.get(12, {}).get(3))
+
+
+def _chunk(name: str, part: tuple[Any, ...]) -> Chunk:
     """Arrow begins with the dictionary where there is one."""
-    values, decompressed, stored, first = (max(part.get(field, 0), 0) for field in (5, 6, 7, 9))
-    dictionary = part.get(11, 0)
+    values, decompressed, stored, first, dictionary, nulls = part
     begin = dictionary if 0 < dictionary < first else first
-    return Chunk(name, values, part.get(12, {}).get(3), stored, decompressed, begin)
+    return Chunk(name, values, nulls, stored, decompressed, begin)
 
 
 def _pages(file: IO[bytes], chunk: Chunk) -> Iterator[_Page]:
@@ -309,8 +315,8 @@ def _struct(
 ) -> tuple[dict[int, Any], int]:
     """The wanted fields of a struct, and where it ends.  `IndexError` if it does not.
 
-    Fields are numbers (true), structs (a dict), or lists of structs (a list of one). Those of
-    another type than wanted are skipped.
+    Fields are numbers (true), structs (a dict), or lists of structs (a list of one, or
+    with what is made of each). Those of another type than wanted are skipped.
     """
     found: dict[int, Any] = {}
     field = 0
@@ -339,9 +345,10 @@ def _struct(
         elif kind == _LIST and isinstance(wanted[field], list) and data[at] & 15 == _STRUCT:
             count, at = _length(data, at)
             items = found[field] = []
+            fields, *made = wanted[field]
             for _ in range(count):
-                item, at = _struct(data, at, wanted[field][0])
-                items.append(item)
+                item, at = _struct(data, at, fields)
+                items.append(made[0](item) if made else item)
         else:
             at = _skip(data, at, kind, depth)
     return found, at + 1
