@@ -83,7 +83,8 @@ def _texts(folder: Path, trace: Path) -> list[Target]:
     (folder / "workload.toml").write_text(
         (GOLDEN / "workload.toml").read_text()
         .replace("../../traces/chain-vectors.parquet", trace.name)
-        .replace('{ use = "h2o", set = { per = "shared" } }, "hierarchy"', '"streaming-llm"')
+        .replace('{ use = "h2o", set = { per = "shared" } }, "hierarchy"',
+                 '"streaming-llm", "random"')  # a plot takes three candidates
         .replace('"rtx4090", "h100"', '"h100"')
         .replace("searches = 30", "searches = 4").replace("warm_up = 5", "warm_up = 0")
         .replace("runs = 2", "runs = 1\nresolution = 0.5")
@@ -139,7 +140,8 @@ def _imports(folder: Path) -> list[Target]:
     found = []
     for name, log, *more in (
         ("tot", "tot.json"), ("tot", "tot-samples.json", "--prompt-tokens", "300"),
-        ("tree", "tree.jsonl", "--root", "steps", "--value", "mc_value"), ("deft", "deft.json"),
+        ("tree", "tree.jsonl", "--root", "steps", "--value", "mc_value",
+         "--tokens-per-character", "prose"), ("deft", "deft.json"),
         ("mooncake", "mooncake.jsonl"), ("bailian", "bailian.jsonl"), ("azure", "azure.csv"),
     ):  # fmt: skip
         path = folder / log
