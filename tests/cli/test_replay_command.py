@@ -68,8 +68,11 @@ def test_the_matrix_on_request_and_what_cannot_be_replayed(
     shown = capsys.readouterr().out
     assert "at 0.3 " in shown
     assert "record with --capture qkv --qkv-layers all" in " ".join(shown.split())
-    without = "--set per=shared runs h2o, key-norm, keydiff, random-attention, snapkv, tova and vatp: one ranking for"
-    assert f"{without} all heads, not its authors' form." in " ".join(shown.split())
+    without = (
+        "--set per=shared runs h2o, key-norm, keydiff, random-attention, snapkv, tova and vatp"
+    )
+    form = "one ranking for all heads, not its authors' form."
+    assert f"{without}: {form}" in " ".join(shown.split())
     assert re.search(r"^ arborkv +needs\b", shown, re.MULTILINE)
     assert main([*command[:3], "h2o", *command[4:], *SHARED, "--view", "matrix"]) == 0
     assert "at 0.9" in capsys.readouterr().out
