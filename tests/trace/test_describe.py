@@ -174,6 +174,8 @@ def test_sizes_are_the_same_for_parts(tmp_path, monkeypatch):
 
 def fake_policies(monkeypatch) -> None:
     class Fake:
+        grouping = "shared"
+
         def __init__(self, *reads: Signal) -> None:
             self._reads = frozenset(reads)
 
