@@ -26,6 +26,7 @@ from arborsim.products.replay.tables import (
     to_frame,
 )
 from arborsim.products.replay.words import (
+    changed_settings,
     headline,
     legend,
     notes,
@@ -128,7 +129,9 @@ def _subtitle(result: ReplayResult, by_trace: dict[str, list[Row]]) -> str:
     if not searches:
         return ""
     on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
-    return f"{searches}.{on}"
+    # A name alone stands for the form that its authors run: what differs is never left to notes.
+    own = changed_settings(result, [row for each in by_trace.values() for row in each])
+    return " ".join([f"{searches}.{on}", *own])
 
 
 def _leading(by_trace: dict[str, list[Row]]) -> list[str]:

@@ -248,7 +248,7 @@ def telling(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
 
 def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
     """The other notes, without which the figures can be misread."""
-    found = ["Bytes and seconds are simulated.", *_settings(result, rows)]
+    found = ["Bytes and seconds are simulated."]
     found += dict.fromkeys(each for one in _by_trace(rows) for each in _decided(one, result))
     if all(math.isnan(row.attention_kept) for row in rows):
         found.append("attn. kept is n/a: not measured, or the trace holds no attention.")
@@ -296,7 +296,7 @@ def legend(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _settings(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
+def changed_settings(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
     """Say which policies are not what their names alone stand for."""
     policies = dict.fromkeys(row.policy for row in rows if not row.is_oracle)
     own = {each: answers_words.changed(each, result) for each in policies}
