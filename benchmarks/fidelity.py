@@ -122,7 +122,7 @@ def run(minutes: float) -> None:
 
 
 def stored() -> pd.DataFrame:
-    """What the parquet holds already."""
+    """The rows that the parquet holds already."""
     empty = pd.DataFrame(columns=[*_COLUMNS, "full_nll"])
     return pd.read_parquet(OUT) if OUT.exists() else empty
 

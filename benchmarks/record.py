@@ -83,7 +83,7 @@ def run(
 
 
 def tree_of(columns: Mapping[str, Any], vocabulary: int) -> GivenTree:
-    """What another engine would hand over of a recorded search: thoughts in order of opening."""
+    """A recorded search as another engine would hand it over: thoughts in order of opening."""
     kind, node, token = (np.asarray(columns[name]) for name in ("kind", "node", "token"))
     builder = TreeBuilder(vocabulary, 1 << 31)
     builder.prompt(token[kind == Kind.PREFILL])

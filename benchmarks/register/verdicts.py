@@ -44,7 +44,7 @@ FAIR: dict[str, frozenset[str]] = {
 
 
 class Verdict(StrEnum):
-    """What we found, from agreement to what cannot be said here."""
+    """The outcome of a claim, from agreement to what cannot be said here."""
 
     REPRODUCED = "reproduced"
     IN_FORM = "in-form"
@@ -166,7 +166,7 @@ def judge(numbers: Iterable[Judged], need: Need, ground: Ground, differs: str) -
 
 
 def kindest(readings: Iterable[Verdict]) -> Verdict:
-    """Of a claim that can be read in several ways: contradicted only if it is in every way."""
+    """The verdict of a claim with several readings: contradicted only if all of them are."""
     return min(readings, key=_KINDEST.index)
 
 

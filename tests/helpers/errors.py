@@ -1,4 +1,4 @@
-"""What a command prints on standard error."""
+"""Lines of standard error, for tests."""
 
 from __future__ import annotations
 
