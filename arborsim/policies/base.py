@@ -217,7 +217,7 @@ class Policy:
     deviations: ClassVar[tuple[str, ...]] = _described(())
     """Where this differs from the paper or its public code, and why."""
     operations: ClassVar[Mapping[str, Sequence[str]]] = _described({})
-    """An engine's operations for it, by when: in every ``step``, for the ``decision`` of a step, and
+    """Operations that an engine runs for it: in every ``step``, for the ``decision`` of a step, and
     for each ``sequence`` that decides, where its build takes one after the other."""
     words: ClassVar[Mapping[str, str]] = _described({})
     """Attributes of `method` in words of its own."""
