@@ -122,7 +122,7 @@ def screen_table(plan: PlanResult) -> Table[CandidateResult]:
 
 
 def _of_plan(column: Column[CandidateResult], plan: PlanResult) -> Column[CandidateResult]:
-    """A column of the screen with the plan's currency, unit and noun in its head."""
+    """A column of the screen with the plan's currency and unit in its head."""
     unit = "clients" if plan.unit == "clients" else "per s"
     said = {"currency": plan.currency, "unit": unit}
     column = replace(column, head=tuple(line.format(**said) for line in column.head))
@@ -193,6 +193,7 @@ def cost_columns(plan: PlanResult) -> Columns:
             column,
             title=column.title.format(where=place[0]),
             about=column.about.format(place=place[1]),
+            head=tuple(line.format(noun=plan.noun) for line in column.head),
             value=lambda row: words.middle(bounds(row)),
             text=text,
             scale=partial(plain_scale, unit=plan.currency),

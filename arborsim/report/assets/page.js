@@ -209,10 +209,10 @@ function section(name, there) {
   return there;
 }
 
-// A long table is filtered: rows stay that have every word that is typed.
+// A long table of settings is filtered: rows stay that have every word that is typed.
 for (const table of document.querySelectorAll("table.comparison")) {
   const rows = [...table.querySelectorAll("tbody tr:not(.group)")];
-  if (rows.length < 9) continue;
+  if (rows.length < 9 || table.closest("#answer-section")) continue;
   const label = document.createElement("label");
   const input = document.createElement("input");
   const count = document.createElement("output");
