@@ -359,7 +359,7 @@ def test_heads_need_captured_layers(tmp_path: Path, capsys: pytest.CaptureFixtur
     gates.write_text("0.5 0.5\n" * 6)
     command = f"replay {trace} --policy duoattention --budget 0.5 --set gates={gates}"
     assert main(command.split()) == 2
-    assert "no layer of this trace was captured" in capsys.readouterr().err
+    assert "record it with --capture qkv --qkv-layers all" in capsys.readouterr().err
 
 
 def test_what_groups_stand_for() -> None:
