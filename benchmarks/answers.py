@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from arborsim.core.statistics import MASKED
 from arborsim.play.results import ANY
-from arborsim.policies.registry import build
-from arborsim.products.replay.answers import Counted, Searched, defaults_of, resolved, to_csv
+from arborsim.policies.registry import build, defaults_of, resolved
+from arborsim.products.replay.answers import Counted, Searched, to_csv
 from arborsim.products.replay.counting import Judged, count
 from arborsim.products.validate.files import read_results
 from arborsim.products.validate.results import LEAST_PROBLEMS

@@ -17,6 +17,7 @@ from arborsim.core.measurements import (
     stored_together,
 )
 from arborsim.core.statistics import Score
+from arborsim.policies.registry import titled
 
 if TYPE_CHECKING:
     from arborsim.machine.full import FullGpu
@@ -180,6 +181,7 @@ class ReplayResult:
             rates = (math.nan, math.nan) if full is None else (full.searches, full.tokens_per_s)
             return replace(
                 row,
+                title=titled(row.policy, self.policies.get(row.policy, {})),
                 answers=answers.get(row.cell),
                 equal=equal.get(row.cell),
                 at_once=rates[0],
@@ -258,6 +260,7 @@ class Row:
     oracle_gap: float = _UNKNOWN
     per: str = ""  # as in `EpisodeResult`
     kept_note: str = ""
+    title: str = ""  # the policy with the settings that are not its authors'
     relative: Relative = Relative()
     answers: Answered | None = None  # counted live; None where that was not done
     stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
@@ -315,8 +318,13 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The policy for people, marked if it does not keep to the budget."""
-        return self.policy if self.bounded or self.is_baseline else self.policy + MARK
+        """The policy for people, with its settings; marked if it does not keep to the budget."""
+        return self.name if self.bounded or self.is_baseline else self.name + MARK
+
+    @property
+    def name(self) -> str:
+        """The policy for people: a name alone stands for what its authors run."""
+        return self.title or self.policy
 
     @property
     def budget_label(self) -> str:

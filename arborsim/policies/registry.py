@@ -9,14 +9,16 @@ name lies in ``compositions/*.toml``, because a wheel registers it under the ent
 from __future__ import annotations
 
 import importlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.core.plugins import find_plugin, installed
-from arborsim.core.settings import Setting, default_of, parsed, settings_of
+from arborsim.core.settings import Setting, default_of, parsed, setting_text, settings_of
 from arborsim.policies.base import Policy
 
 MODULES: dict[str, str] = {
@@ -150,6 +152,45 @@ def values_of(policy: Policy) -> dict[str, Any]:
         else:
             values[field.name] = value
     return values
+
+
+def resolved(policy: Policy) -> dict[str, Any]:
+    """All settings of a policy, as JSON holds them."""
+    return _as_json(values_of(policy))
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(dict(values), default=str)))
+
+
+@cache
+def defaults_of(name: str) -> dict[str, Any]:
+    """The settings that its authors run (`resolved`); none for a policy that is not known here."""
+    try:
+        return resolved(build(name, code=False))
+    except ArborsimError:
+        return {}
+
+
+def changed(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `settings` that are not the defaults: in these it is not what its authors run."""
+    own, theirs = _as_json(settings), defaults_of(name)
+    differs = (key for key in own if key not in theirs or theirs[key] != own[key])
+    return {key: own[key] for key in differs} if theirs else {}
+
+
+def titled(name: str, settings: Mapping[str, Any]) -> str:
+    """``"h2o per=shared"``: the policy with the settings that are not its authors'.
+
+    ``"epikv inverted"`` is EpiKV with its two layers swapped: the contrast has the other sign.
+    """
+    own, theirs = changed(name, settings), defaults_of(name)
+    pairs = (("layer_a", "layer_b"), ("layer_b", "layer_a"))
+    inverted = all(one in own and own[one] == theirs[other] for one, other in pairs)
+    if inverted:
+        del own["layer_a"], own["layer_b"]
+    said = (f"{key}={setting_text(value)}" for key, value in sorted(own.items()))
+    return " ".join((name, *["inverted"] * inverted, *said))
 
 
 def build(name: str, settings: dict[str, str] | None = None, *, code: bool = True) -> Policy:

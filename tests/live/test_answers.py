@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import asdict, replace
@@ -17,9 +16,9 @@ from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import SIGNIFICANT, fisher_p
 from arborsim.play.backends import LiveFacts, LiveResult
-from arborsim.policies.registry import build
+from arborsim.policies.registry import build, changed, resolved
 from arborsim.products.replay import answers
-from arborsim.products.replay.answers import Counted, Searched, resolved, shipped
+from arborsim.products.replay.answers import Counted, Searched, shipped
 from arborsim.products.replay.counting import Judged, count, known_answers
 from arborsim.trace.reader import TraceReader
 from benchmarks.answers import quality, validations
@@ -215,4 +214,4 @@ def test_what_was_counted_is_found_by_what_it_was_counted_with(row):
     if row.n:
         assert found.exact
         assert found.counted.settings == row.settings
-        assert json.dumps(found.counted.changed) == json.dumps(row.changed)
+        assert changed(row.policy, row.settings) == changed(row.policy, found.counted.settings)

@@ -19,6 +19,7 @@ from arborsim.core.documents import to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.records import located
 from arborsim.machine.machine import Machine, ServingOptions
+from arborsim.policies import registry
 from arborsim.products.calibrate.documents import read_calibration
 from arborsim.products.generate.arrivals import ClientLoop, Poisson, Recorded
 from arborsim.products.generate.lengths import Uniform, fixed, generate_search
@@ -513,6 +514,6 @@ def test_other_files_import_no_code(code: Path) -> None:
     with pytest.raises(UsageError, match="code that a file names"):
         read_calibration("calibration.toml")
     policy, search = "named_in_a_file:Mine", "named_in_a_file:Search"
-    assert answers.defaults_of(policy) == {}
+    assert registry.defaults_of(policy) == {}
     assert answers.Searched.of_request({"search": search}, "", "").search == search
     assert not code.exists()

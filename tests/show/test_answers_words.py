@@ -13,7 +13,7 @@ from arborsim.play.results import ReplayResult, Row
 from arborsim.products.replay.answers import Searched, answered
 from arborsim.products.replay.answers_words import deciding, footnotes, short, would_decide
 from arborsim.products.replay.counting import known_answers
-from arborsim.products.replay.words import changed_settings
+from arborsim.products.replay.words import summarise
 from arborsim.trace.reader import TraceReader
 from tests.show.synthetic import result
 
@@ -101,9 +101,9 @@ def test_notes_tell_masked_tokens_from_removed_ones():
     assert "live, tokens masked, not removed, on game24" in footnotes([rows[0], *masked[1:]])[0]
 
 
-def test_settings_that_are_not_the_defaults_are_said():
-    replay, rows = replayed("chain-tree", epikv={"recent": 128}, h2o={"per": "shared", "sinks": 3})
-    (said,) = changed_settings(replay, rows)
-    assert said == "Settings that are not the defaults: h2o per=shared sinks=3."
-    replay, rows = replayed("chain-tree", h2o={"per": "head"})
-    assert changed_settings(replay, rows) == []
+def test_settings_that_are_not_the_defaults_stand_beside_the_name():
+    _, rows = replayed("chain-tree", epikv={"recent": 128}, h2o={"per": "shared", "sinks": 3})
+    assert [row.label for row in rows] == ["full", "h2o per=shared sinks=3", "epikv"]
+    assert any("h2o per=shared sinks=3 at 0.4" in line for line in summarise(rows))
+    _, rows = replayed("chain-tree", h2o={"per": "head"})
+    assert [row.label for row in rows] == ["full", "h2o", "epikv"]

@@ -175,4 +175,4 @@ def test_equal_answers_are_named_together_and_oracles_have_no_row_of_answers():
     assert all(name in texts[0] for name in ("h2o", "epikv"))
     oracle = replace(rows[-1], policy="oracle", answers=None)
     first = replay_figures.heat([*rows, oracle], replay_figures.RIGHT)
-    assert set(first.figure["data"][0]["y"]) == {"h2o", "epikv"}
+    assert set(first.figure["data"][0]["y"]) == {"h2o per=shared", "epikv recent=8"}

@@ -11,13 +11,12 @@ import numpy as np
 
 from arborsim.core import documents
 from arborsim.core.errors import more_room
-from arborsim.core.settings import setting_text
 from arborsim.core.statistics import LEVEL, RESAMPLES
 from arborsim.play.backends import LiveFacts
 from arborsim.play.fidelity import PARTS, FidelityResult
 from arborsim.play.results import ANY, BASELINE, MARK
+from arborsim.policies.registry import titled
 from arborsim.products.live.results import not_bounded
-from arborsim.products.replay.answers import defaults_of
 from arborsim.products.replay.words import budget_of_reading
 from arborsim.report.table import read_columns
 from arborsim.report.words import counted, hundredths, interval
@@ -45,9 +44,7 @@ class FidelityReport:
     def label(self, policy: str) -> str:
         """The policy with the settings that are not its authors': ``"h2o per=shared"``."""
         cells = [cell for cell in self.request["cells"] if cell["policy"] == policy]
-        settings, theirs = cells[0]["settings"] if cells else {}, defaults_of(policy)
-        changed = {name: v for name, v in settings.items() if name in theirs and theirs[name] != v}
-        return " ".join((policy, *(f"{n}={setting_text(v)}" for n, v in sorted(changed.items()))))
+        return titled(policy, cells[0]["settings"] if cells else {})
 
 
 @dataclass(frozen=True)

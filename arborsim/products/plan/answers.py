@@ -12,9 +12,10 @@ from typing import NamedTuple
 from arborsim.core.errors import UsageError
 from arborsim.core.records import read_text
 from arborsim.play.results import ANY
+from arborsim.policies.registry import resolved
 from arborsim.products.plan.statistics import Estimate
 from arborsim.products.plan.workload import Workload
-from arborsim.products.replay.answers import Searched, resolved, shipped
+from arborsim.products.replay.answers import Searched, shipped
 from arborsim.products.replay.counting import counted_in, read_log
 
 

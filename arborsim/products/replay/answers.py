@@ -14,15 +14,15 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from typing import Any
 
 from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.core.settings import setting_text
 from arborsim.core.statistics import Score
 from arborsim.core.tiers import Budget
 from arborsim.play.results import ANY, BASELINE, ORACLES, Answered, ReplayResult
+from arborsim.policies.registry import changed, defaults_of, titled
 
 #: Budgets further apart than this share of a search are not compared.
 NEAR = 0.1
@@ -106,32 +106,10 @@ class Counted(Score):
         """The budget as a share of the search. NaN where it is in tokens or there is none."""
         return _share(self.budget)
 
-    @cached_property
-    def changed(self) -> dict[str, Any]:
-        """The settings that are not the defaults: in these it is not what its authors run."""
-        theirs = defaults_of(self.policy)
-        return {
-            name: value
-            for name, value in self.settings.items()
-            if theirs.get(name, _NOTHING) != value
-        }
-
     @property
     def label(self) -> str:
-        """``"h2o per=shared"``: the policy with the settings that are not its authors'.
-
-        ``"epikv inverted"`` is EpiKV with its two layers swapped.
-        """
-        changed, theirs = dict(self.changed), defaults_of(self.policy)
-        layers = [
-            (changed.get(f"layer_{one}"), theirs.get(f"layer_{other}"))
-            for one, other in ("ab", "ba")
-        ]
-        inverted = all(value is not None and value == other for value, other in layers)
-        if inverted:  # both layers swapped: the contrast has the other sign
-            del changed["layer_a"], changed["layer_b"]
-        said = (f"{name}={setting_text(value)}" for name, value in sorted(changed.items()))
-        return " ".join((self.policy, *["inverted"] * inverted, *said))
+        """``"h2o per=shared"``: the policy with the settings that are not its authors'."""
+        return titled(self.policy, self.settings)
 
 
 @dataclass(frozen=True)
@@ -272,7 +250,8 @@ def disagreement() -> tuple[Counted, Counted] | None:
     known = [
         row
         for row in shipped().rows
-        if not math.isnan(row.attention_kept) and row.policy != BASELINE and not row.changed
+        if not (math.isnan(row.attention_kept) or row.policy == BASELINE)
+        and not changed(row.policy, row.settings)
     ]
     for more in sorted(known, key=lambda row: -row.attention_kept):
         others = [
@@ -320,27 +299,6 @@ def from_csv(text: str) -> Iterator[Counted]:
             searched=searched, policy=row["policy"], settings=json.loads(row["settings"]),
             budget=row["budget"], attention_kept=float(row["attention_kept"] or math.nan),
         )  # fmt: skip
-
-
-_NOTHING = object()
-
-
-@cache
-def defaults_of(policy: str) -> dict[str, Any]:
-    """The settings of a policy as it comes. None of one that is not known here."""
-    from arborsim.policies.registry import build
-
-    try:
-        return resolved(build(policy, code=False))
-    except ArborsimError:
-        return {}
-
-
-def resolved(policy: Any) -> dict[str, Any]:
-    """All settings of a policy, as JSON holds them."""
-    from arborsim.policies.registry import values_of
-
-    return dict(json.loads(json.dumps(values_of(policy), default=str)))
 
 
 def _complete(policy: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from arborsim.core.statistics import SIGNIFICANT, Score
 from arborsim.play.results import ANY, BASELINE, ReplayResult, Row
-from arborsim.policies.registry import names
-from arborsim.products.replay.answers import Searched, defaults_of, disagreement
+from arborsim.policies.registry import changed, names
+from arborsim.products.replay.answers import Searched, disagreement
 from arborsim.report.words import listed
 
 #: Follows answers that were counted on other problems of the trace's task.
@@ -128,8 +128,8 @@ def deciding(rows: Sequence[Row], result: ReplayResult) -> str:
     parts = ["arborsim", "live", *_problems(recording), "--policy", ",".join([*known, *files])]
     parts += ["--budget", ",".join(budgets)] if budgets else []
     for policy in known:
-        for setting in changed(policy, result):
-            parts += ["--set", f"{policy}.{setting}"]
+        for name, value in changed(policy, result.policies.get(policy, {})).items():
+            parts += ["--set", f"{policy}.{name}={_text(value)}"]
     return shlex.join([*parts, "--episodes", f"{_EPISODES}", "--out", "answers.jsonl"])
 
 
@@ -137,12 +137,6 @@ def _lacking(rows: Sequence[Row]) -> list[Row]:
     """Rows of which no answers of their own were counted."""
     others = (row for row in rows if not (row.is_baseline or row.is_oracle))
     return [row for row in others if not (row.answers and row.answers.exact)]
-
-
-def changed(policy: str, result: ReplayResult) -> list[str]:
-    """Settings of a policy of a replay that are not its defaults: ``["per=shared"]``."""
-    defaults, own = defaults_of(policy), result.policies.get(policy, {})
-    return [f"{name}={_text(value)}" for name, value in own.items() if defaults.get(name) != value]
 
 
 def _problems(recording: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,6 @@ from arborsim.products.replay.tables import (
     to_frame,
 )
 from arborsim.products.replay.words import (
-    changed_settings,
     headline,
     legend,
     notes,
@@ -129,9 +128,7 @@ def _subtitle(result: ReplayResult, by_trace: dict[str, list[Row]]) -> str:
     if not searches:
         return ""
     on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
-    # A name alone stands for the form that its authors run: what differs is never left to notes.
-    own = changed_settings(result, [row for each in by_trace.values() for row in each])
-    return " ".join([f"{searches}.{on}", *own])
+    return f"{searches}.{on}"
 
 
 def _leading(by_trace: dict[str, list[Row]]) -> list[str]:

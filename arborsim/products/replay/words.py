@@ -136,7 +136,7 @@ def _first(texts: Sequence[str]) -> str:
 def _alike(best: Row, rows: Sequence[Row]) -> str:
     """Policies that need as much HBM as `best`, to a per cent."""
     size = _rank(best)[0]
-    same = [row.policy for row in rows if row.policy != best.policy and _rank(row)[0] == size]
+    same = [row.name for row in rows if row.policy != best.policy and _rank(row)[0] == size]
     alike = list(dict.fromkeys(same))
     if len(alike) > _MOST_NAMED:
         return f", like {len(alike)} other policies"
@@ -196,7 +196,7 @@ def _kept(row: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    return at_budget(row.policy, row.budget).replace("budget ", "")
+    return at_budget(row.name, row.budget).replace("budget ", "")
 
 
 def _buys(row: Row) -> str:
@@ -231,7 +231,7 @@ def telling(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
         *result.does_not_fit,
         *(line for line in lacking if line.startswith("Left out")),
     ]
-    if any(row.label != row.policy for row in rows):
+    if any(row.label != row.name for row in rows):
         found.append(f"{MARK} does not keep to the budget: see HBM peak.")
     found += answers_words.footnotes([row for row in rows if result.was_asked(row)])
     chosen = _choices(rows)[1]
@@ -294,14 +294,6 @@ def legend(rows: Sequence[Row]) -> list[str]:
         "Peaks are the largest of any search, before decisions and with the prefill: they can "
         "exceed the budget. Times and moves are sums.",
     ]
-
-
-def changed_settings(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
-    """Say which policies are not what their names alone stand for."""
-    policies = dict.fromkeys(row.policy for row in rows if not row.is_oracle)
-    own = {each: answers_words.changed(each, result) for each in policies}
-    given = [" ".join([each, *settings]) for each, settings in own.items() if settings]
-    return [f"Settings that are not the defaults: {', '.join(given)}."] if given else []
 
 
 def _by_group(rows: Sequence[Row]) -> list[str]:
