@@ -22,8 +22,7 @@ What is kept:
   4.0 ms, 2 x 7/8 x 1 GiB at 469 GB/s, and on 2 H100 3.2 ms at 334 GB/s, where NVLink carries 450
   GB/s in a direction and the switch adds up on the way if there are 8.
 
-``python -m arborsim.machine.aiconfigurator FOLDER`` makes the tables that are shipped, which leave
-out experts of models that few run, and more than 8 of expert parallelism.
+``python -m benchmarks.kernel_tables FOLDER`` makes the tables that are shipped.
 """
 
 from __future__ import annotations
@@ -48,21 +47,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("vllm", "sglang", "trtllm")
 _NARROW = ("fp8", "fp4")  # types whose peaks a GPU may lack
-_NOTICE = """\
-Measured times of GPU kernels, from {source}
-Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES. All rights reserved.
-Licensed under the Apache License, Version 2.0; a copy is in the file LICENSE of arborsim, and at
-http://www.apache.org/licenses/LICENSE-2.0
-
-The Parquet files in this folder are changed: columns and rows were selected, columns and types
-renamed, repeated measurements reduced to their median and kernels of one shape to the fastest,
-milliseconds turned into seconds and rounded to 11 significant bits.
-`python -m arborsim.machine.aiconfigurator FOLDER` makes them.
-
-Versions of the engines that were measured:
-
-{versions}
-"""
 _Rows = Any  # a pandas.DataFrame
 
 
@@ -318,41 +302,3 @@ def _yaml(path: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
-
-
-def ship(folder: Path) -> Iterator[Path]:
-    """Write the tables that come with arborsim, and the notice; yields each file."""
-    measured = []
-    for system, gpu in selection().systems.items():
-        for engine in engines(system):
-            imported = read(system, engine)
-            tables = dict(imported.tables)
-            for key in [key for key in tables if key[0] == "experts"]:
-                tables[key] = _run_by_many(tables[key])
-            tables = {key: rows for key, rows in tables.items() if len(rows)}
-            path = folder / f"{gpu}-{engine}.parquet"
-            write_tables(path, tables, imported.header)
-            yield path
-            by_version: dict[str, list[str]] = {}
-            for table, version in imported.versions.items():
-                by_version.setdefault(version, []).append(table)
-            said = "; ".join(f"{each} ({', '.join(of)})" for each, of in by_version.items())
-            measured.append(f"{path.name}: {said}")
-            source = imported.header["source"]
-    notice = _NOTICE.format(source=source, versions="\n".join(measured))
-    write_text(folder / "NOTICE", notice)
-    yield folder / "NOTICE"
-
-
-def _run_by_many(experts: _Rows) -> _Rows:
-    """Rows of experts of widespread models, on up to 8 GPUs."""
-    shape = experts[["in_features", "out_features", "experts", "experts_per_token"]]
-    known = shape.apply(tuple, axis=1).isin(list(selection().experts.values()))
-    return experts[known & (experts["expert_parallel"] <= 8)]
-
-
-if __name__ == "__main__":
-    import sys
-
-    for made in ship(Path(sys.argv[1])):
-        print(f"{made}: {made.stat().st_size / 1e3:,.0f} kB")

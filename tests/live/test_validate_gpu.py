@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 from arborsim.core.errors import UsageError  # noqa: E402
 from arborsim.core.tiers import RECALLS  # noqa: E402
-from arborsim_torch.hardware.kernels import buffers, memory_rate  # noqa: E402
+from arborsim_torch.hardware.kernels import buffers  # noqa: E402
 from arborsim_torch.models import load_model  # noqa: E402
 from benchmarks.gpu.context import longest_context  # noqa: E402
 from benchmarks.gpu.decisions import TASKS, compare_decisions  # noqa: E402
@@ -29,7 +29,11 @@ from benchmarks.gpu.kernels import compare_pieces  # noqa: E402
 from benchmarks.gpu.masking import MaskedModel, evicting_is_masking  # noqa: E402
 from benchmarks.gpu.plan import YARDSTICKS, Load, arms  # noqa: E402
 from benchmarks.gpu.worker import in_json  # noqa: E402
-from benchmarks.gpu.yardsticks import KINDS, run_yardstick  # noqa: E402
+from benchmarks.gpu.yardsticks import (  # noqa: E402
+    KINDS,
+    memory_rate,
+    run_yardstick,
+)
 from benchmarks.validate_gpu import main  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from arborsim_torch.reference import MODELS, get_task, load, weights_path
-from arborsim_torch.reference.curriculum import RECIPES, Recipe, Stage
 from arborsim_torch.reference.decoder import generate
-from arborsim_torch.reference.evaluate import judge_all, tree_of_thoughts
-from arborsim_torch.reference.model import make_config, make_model
-from arborsim_torch.reference.train import WARMUP_STEPS, Trainer, run
+from benchmarks.reference.curriculum import RECIPES, Recipe, Stage
+from benchmarks.reference.evaluate import judge_all, tree_of_thoughts
+from benchmarks.reference.model import make_config, make_model
+from benchmarks.reference.train import WARMUP_STEPS, Trainer, run
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
 #: Greedy accuracy that the shipped weights must reach on few problems: well

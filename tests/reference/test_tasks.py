@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim_torch.reference import Verdict, get_task, noisy_value
-from arborsim_torch.reference.curriculum import KINDS, RECIPES, make_pool
 from arborsim_torch.reference.game24 import moves, remainder, solvable, splits
 from arborsim_torch.reference.programs import random_program
 from arborsim_torch.reference.tasks import ValueReadout, Vocabulary
+from benchmarks.reference.curriculum import KINDS, RECIPES, make_pool
 
 CHAIN = get_task("chain", lines=20, lines_per_thought=3)
 GAME = get_task("game24")

@@ -6,7 +6,7 @@ cache of an H100 holds 50 MB, and reads several times as fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,14 +40,6 @@ def buffers(device: torch.device, size: int) -> int:
     A CPU's caches are part of the machine: what decodes on it is often within them.
     """
     return 1 if device.type == "cpu" else max(1, -(-BEYOND_CACHE // size))
-
-
-def memory_rate(rates: Mapping[int, float], device: torch.device) -> float:
-    """The best of rates by size; on CUDA of those that no cache holds, or of the largest."""
-    if device.type == "cpu":
-        return max(rates.values())
-    beyond = [rate for size, rate in rates.items() if size >= BEYOND_CACHE]
-    return max(beyond, default=rates[max(rates)])
 
 
 def matrix_flops(timer: Timer, dtype: torch.dtype, quick: bool) -> dict[int, float]:

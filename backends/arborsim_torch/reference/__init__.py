@@ -78,8 +78,8 @@ def load(
     missing = [file for file in _FILES if not (path / file).is_file()]
     if missing:
         raise FileNotFoundError(
-            f"reference model {name!r}: {', '.join(missing)} missing in {path}; train it with "
-            f"python -m arborsim_torch.reference.train {name}"
+            f"reference model {name!r}: {', '.join(missing)} missing in {path}: install arborsim "
+            f"again, or in a checkout train it: python -m benchmarks.reference.train {name}"
         )
     # Here, not above: both take seconds, and tasks are used without them.
     import torch

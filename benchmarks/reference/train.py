@@ -2,7 +2,7 @@
 
 ::
 
-    python -m arborsim_torch.reference.train chain --out runs/chain --seed 1
+    python -m benchmarks.reference.train chain --out runs/chain --seed 1
 
 writes `config.json`, `model.safetensors`, `vocab.json` and `training.json`.  A run is a function of
 its arguments (on the same machine, with the same number of threads).  It needs
@@ -25,9 +25,9 @@ import torch
 import transformers
 from torch.nn import functional as F
 
-from . import get_task, load, weights_path
-from .curriculum import KINDS, RECIPES, Recipe, Stage, TrainingBatch, make_pool
-from .model import grow, make_config, make_model
+from arborsim_torch.reference import get_task, load, weights_path
+from benchmarks.reference.curriculum import KINDS, RECIPES, Recipe, Stage, TrainingBatch, make_pool
+from benchmarks.reference.model import grow, make_config, make_model
 
 WARMUP_STEPS = 20  #: of each stage
 SMOOTHING = 0.95  #: of the running averages
@@ -135,7 +135,7 @@ def run(trainer: Trainer, out: Path, dtype: torch.dtype = torch.float32, **optio
     name, seed = trainer.recipe.name, trainer.seed
     record = {
         "task": trainer.task.name,
-        "command": f"python -m arborsim_torch.reference.train {name} --out RUN --seed {seed}",
+        "command": f"python -m benchmarks.reference.train {name} --out RUN --seed {seed}",
         "seed": seed,
         "steps": trainer.steps,
         "tokens": trainer.tokens,
@@ -152,7 +152,7 @@ def run(trainer: Trainer, out: Path, dtype: torch.dtype = torch.float32, **optio
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="arborsim_torch.reference.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.reference.train", description=__doc__)
     parser.add_argument("model", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, help="default: where `load` looks for the weights")
     parser.add_argument("--threads", type=int, default=1)

@@ -2,9 +2,9 @@
 
 ::
 
-    python -m arborsim_torch.reference.evaluate chain --lines 40,64,96,112 --n 200
-    python -m arborsim_torch.reference.evaluate game24 --n 269
-    python -m arborsim_torch.reference.evaluate tail --lines 8,16,20 --n 200
+    python -m benchmarks.reference.evaluate chain --lines 40,64,96,112 --n 200
+    python -m benchmarks.reference.evaluate game24 --n 269
+    python -m benchmarks.reference.evaluate tail --lines 8,16,20 --n 200
 
 prints a table and writes it as `accuracy.json` and `accuracy.md` next to the
 weights.  Intervals are Clopper-Pearson, 95%.
@@ -27,12 +27,11 @@ import torch
 import transformers
 
 from arborsim.core.statistics import clopper_pearson
-
-from . import MODELS, get_task, load, weights_path
-from .chain import ChainTask
-from .decoder import Generation, generate
-from .tail import TailTask
-from .tasks import Problem, Task, Verdict
+from arborsim_torch.reference import MODELS, get_task, load, weights_path
+from arborsim_torch.reference.chain import ChainTask
+from arborsim_torch.reference.decoder import Generation, generate
+from arborsim_torch.reference.tail import TailTask
+from arborsim_torch.reference.tasks import Problem, Task, Verdict
 
 BEST_OF = 16
 BEAM, CHILDREN = 5, 8
@@ -191,7 +190,7 @@ def markdown(rows: Sequence[AccuracyRow], record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="arborsim_torch.reference.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.reference.evaluate", description=__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--lines", help="program lengths; default 40,64,96,112 (tail: 8,16,20)")
     parser.add_argument("--n", type=int, help="problems; default 200, of game24 269")
@@ -226,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         evaluation.greedy(setting, problems, task.max_tokens)
         evaluation.sampled(setting, problems, task.max_tokens)
         evaluation.searched(setting, problems)
-    command = f"python -m arborsim_torch.reference.evaluate {options.model}{what} --n {n}"
+    command = f"python -m benchmarks.reference.evaluate {options.model}{what} --n {n}"
     record = {
         "command": f"{command} --seed {options.seed}",
         "date": datetime.date.today().isoformat(),

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .tasks import Task
+from arborsim_torch.reference.tasks import Task
 
 CONSTANT_NORM = 8.0  #: length of the direction that all embeddings share
 WRITE_SCALE = 0.05  #: shrinks o_proj and down_proj

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import game24
-from .chain import LINE_TOKENS, ChainTask
-from .game24 import Game24Task
-from .programs import MAX_LINES, NAMES, random_program, woven_program
-from .tail import CHAINS, TailTask
-from .tasks import Task
+from arborsim_torch.reference import game24
+from arborsim_torch.reference.chain import LINE_TOKENS, ChainTask
+from arborsim_torch.reference.game24 import Game24Task
+from arborsim_torch.reference.programs import MAX_LINES, NAMES, random_program, woven_program
+from arborsim_torch.reference.tail import CHAINS, TailTask
+from arborsim_torch.reference.tasks import Task
 
 CONTEXT, DETERMINED, CHOICE, RECALL, FILLER = range(5)
 KINDS = ("context", "determined", "choice", "recall", "filler")
@@ -67,10 +67,10 @@ class Recipe:
     name: str  #: of the model
     task: str  #: what it learns
     stages: tuple[Stage, ...]  #: the curriculum
-    #: heads that are planted to look back; see `arborsim_torch.reference.model`.  A chain line's
+    #: heads that are planted to look back; see `benchmarks.reference.model`.  A chain line's
     #: operator can only be found by the label two tokens before it.
     look_back: int = 2
-    #: shipped weights to begin from (`arborsim_torch.reference.model.grow`), None for new ones
+    #: shipped weights to begin from (`benchmarks.reference.model.grow`), None for new ones
     start: str | None = None
     config: dict[str, Any] = field(default_factory=dict)  #: overrides of the model's configuration
 

@@ -1,0 +1,1 @@
+"""How the weights of the reference models came about: initialisation, curriculum, training."""
