@@ -13,7 +13,7 @@ IMPORTED := import ipykernel.kernelapp, nbclient, optuna, pandas, plotly.io, pya
     scipy.optimize, scipy.stats, sqlalchemy; \
     from arborsim_torch.models import load_model; load_model('chain'); load_model('smollm2')
 
-.PHONY: demo test fuzz kills faults docs lint format traces bench claims pages validate-gpu gpu-bundle clean
+.PHONY: demo test fuzz kills metamorphic faults docs lint format traces bench claims pages validate-gpu gpu-bundle clean
 
 demo: .venv/.core
 	$(BIN)/arborsim plan traces/demo.toml --min-accuracy 0.9 --jobs 2 --report report.html \
@@ -27,6 +27,9 @@ fuzz: .venv/.full  ## 10,000 damaged inputs of every kind through the commands, 
 
 kills: .venv/.full  ## 50 kills of every command that writes, at any moment
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.kills
+
+metamorphic: .venv/.full  ## relations between runs, on random traces and searches, an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.metamorphic.run
 
 faults: .venv/.full  ## one-line faults planted in the code, each of which some tests must find
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
