@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import binomtest
 
@@ -32,6 +34,26 @@ def test_manifest(name: str) -> None:
     assert reader.info.seed == entry["seed"]
     assert reader.info.capture is (Capture.QKV if name == "chain-vectors" else Capture.SIGNALS)
     assert f"{name}.parquet" in reader.info.command
+
+
+def test_the_card_says_what_the_files_hold(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = (TRACES / "README.md").read_text()
+    for name in MANIFEST:
+        path = TRACES / f"{name}.parquet"
+        rows = pd.read_parquet(path, columns=["episode", "kind", "node", "correct"])
+        counts = rows["kind"].astype(str).value_counts()
+        nodes = rows.groupby("episode")["node"].nunique().sum()
+        right = rows["correct"][rows["kind"] == "answer"].astype(bool).sum()
+        tokens = f"{counts['prefill']:,} | {counts['token']:,}"
+        assert f"| {counts['answer']} | {tokens} | {nodes:,} | {right} |" in card, name
+        assert f"| {path.stat().st_size / 1e6:.1f} |" in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert code
+    monkeypatch.chdir(TRACES.parent)
+    exec(code.group(1), {})
+    assert "attention to positions [" in capsys.readouterr().out
 
 
 def test_chains_are_long() -> None:
