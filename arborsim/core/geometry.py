@@ -364,10 +364,10 @@ class Geometry:
         """
         self._require_widths()
         found = self._latent_attention() if self.latent_dim else self._attention()
-        found += _feed_forward("", self.intermediate, self.hidden, self.layers - self.expert_layers)
+        found += feed_forward("", self.intermediate, self.hidden, self.layers - self.expert_layers)
         if self.experts:
             found.append((ROUTER, self.experts, self.hidden, self.expert_layers))
-            found += _feed_forward("shared_", self.shared_dim, self.hidden, self.expert_layers)
+            found += feed_forward("shared_", self.shared_dim, self.hidden, self.expert_layers)
         found.append((HEAD, self.vocab, self.hidden, 1, "out"))
         return tuple(Matrix(*each) for each in found if all(each[1:4]))
 
@@ -452,10 +452,12 @@ def latent_attention(
     ]
 
 
-def _feed_forward(prefix: str, width: int, hidden: int, layers: int) -> list[tuple[Any, ...]]:
-    """Gate and up, fused, and down."""
+def feed_forward(
+    prefix: str, width: int, hidden: int, layers: int, gates: int = 2
+) -> list[tuple[Any, ...]]:
+    """Gate and up, fused, and down, as arguments of `Matrix`; without a gate `gates` is 1."""
     return [
-        (f"{prefix}gate_up", 2 * width, hidden, layers, "out", 2),
+        (f"{prefix}gate_up", gates * width, hidden, layers, "out", gates),
         (f"{prefix}down", hidden, width, layers, "in"),
     ]
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from enum import IntEnum
 from functools import cache
-from typing import Annotated, Any, NamedTuple, cast, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, cast, get_type_hints
 
 from msgspec import Meta
 
-from arborsim.core.errors import UnknownName
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import given_values
 
 ASSUMED, FITTED = "assumed", "fitted"
 Rate = Annotated[float, Meta(gt=0)]
@@ -85,3 +86,18 @@ class Sourced:
         if self.is_assumed(name):
             return Basis.ASSUMED
         return Basis.FITTED if self.source(name).startswith(FITTED) else Basis.MEASURED
+
+    @classmethod
+    def over(cls, base: Self | None, table: Mapping[str, Any], hint: str) -> Self:
+        """The record that a table describes, which gives only what differs from a `base`.
+
+        What it gives without a source is assumed.  `hint` says what to do about missing keys.
+        """
+        values = given_values(cls, table)
+        if base is not None:
+            kept = {name: text for name, text in base.sources.items() if name not in values}
+            values["sources"] = {**kept, **values.get("sources", {})}
+            return replace(base, **values)  # type: ignore[type-var]
+        if missing := [name for name in required(cls) if name not in values]:
+            raise UsageError(f"{', '.join(missing)} missing; {hint}")
+        return cls(**values)

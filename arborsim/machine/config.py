@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from arborsim.core.errors import UsageError
-from arborsim.core.geometry import HEAD, ROUTER, Geometry, Matrix, latent_attention
+from arborsim.core.geometry import HEAD, ROUTER, Geometry, Matrix, feed_forward, latent_attention
 from arborsim.machine.families import Numbers, nested
 from arborsim.machine.names import type_name
 from arborsim.machine.weights import quantised_weights, with_weights
@@ -163,12 +163,12 @@ def _matrices(n: Numbers, found: dict[str, int]) -> tuple[tuple[Matrix, ...], in
         others += vectors
     width, gates = n.count("width"), 2 if n["gated"] else 1
     layers = n.count("feed_forward_layers")
-    made += _feed_forward("", width, gates, hidden, layers)
+    made += feed_forward("", width, hidden, layers, gates)
     others += layers * int(n["feed_forward_bias"] or 0) * (gates * width + hidden)
     if found.get("experts"):
         layers, shared = found["expert_layers"], found["shared_dim"]
         made.append((ROUTER, n.count("router_rows"), hidden, layers))
-        made += _feed_forward("shared_", shared, gates, hidden, layers)
+        made += feed_forward("shared_", shared, hidden, layers, gates)
         others += layers * n.count("router_vectors")
         if shared:
             others += layers * int(n["feed_forward_bias"] or 0) * (gates * shared + hidden)
@@ -239,15 +239,6 @@ def _latent(
         made.append(("index_key", index_dim + queries, hidden, indexed))
         vectors += indexed * 2 * index_dim
     return made, vectors
-
-
-def _feed_forward(
-    prefix: str, width: int, gates: int, hidden: int, layers: int
-) -> list[tuple[Any, ...]]:
-    return [
-        (f"{prefix}gate_up", gates * width, hidden, layers, "out", gates),
-        (f"{prefix}down", hidden, width, layers, "in"),
-    ]
 
 
 def _dtype(whole: dict[str, Any], config: dict[str, Any], origin: str) -> int:

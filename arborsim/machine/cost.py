@@ -30,8 +30,7 @@ from arborsim.core.row_uses import ALL_QUERIES
 from arborsim.core.tiers import DDR
 from arborsim.machine.integration import NO_LONGER, Longer
 from arborsim.machine.live_memory import row_sums_bytes
-from arborsim.machine.memories import Direction
-from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.profile import Direction, HardwareProfile
 
 Array = np.ndarray | float
 _PROBABILITY_BYTES_DECODE = 4  # softmax rows are fp32 ...
@@ -331,9 +330,7 @@ class CostModel:
 
     def ondemand_s(self, fetched_bytes: Array) -> np.ndarray:
         """Fetching the chosen pages, layer by layer, while the GPU attends to its own part."""
-        layers = self._managed_layers
-        block_bytes = self.packed_block_bytes(fetched_bytes)
-        return layers * self.transfer_s(fetched_bytes / layers, block_bytes, "h2d")
+        return self.stream_s(fetched_bytes)
 
     def move_s(self, transfers: int, groups: int, size_bytes: int) -> float:
         """The host's own work on transfers: gathering, ordering, entering what has come.

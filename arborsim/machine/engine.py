@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.records import check_ranges, given_values, located
-from arborsim.core.sourced import Seconds, Sourced, required
+from arborsim.core.records import check_ranges, located
+from arborsim.core.sourced import Seconds, Sourced
 from arborsim.machine.integration import OTHER, Integration
 
 _Factor = Annotated[float, Meta(gt=0)]
@@ -178,11 +178,4 @@ class EngineProfile(Sourced):
     ) -> EngineProfile:
         """An engine from a TOML table; a `UsageError` names what is missing or wrong."""
         with located(origin):
-            values = given_values(cls, table)
-            if base is not None:
-                kept = {name: text for name, text in base.sources.items() if name not in values}
-                values["sources"] = {**kept, **values.get("sources", {})}
-                return replace(base, **values)
-            if missing := [name for name in required(cls) if name not in values]:
-                raise UsageError(f'{", ".join(missing)} missing; base = "vllm" takes vLLM\'s')
-            return cls(**values)
+            return cls.over(base, table, 'base = "vllm" takes vLLM\'s')

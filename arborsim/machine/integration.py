@@ -53,16 +53,16 @@ class PolicySeconds:
     decision_per_token_s: Seconds = 0.0
     #: Not on the host: by how much each layer of an iteration takes longer than under full
     #: retention, for its attention rows, its formats, and entries that are not in order
-    layer_s: Seconds = field(default=0.0, repr=False)  # a later field: see `digest`
+    layer_s: Seconds = 0.0
     #: The same where several sequences decode together, beyond what full retention takes then
-    wide_layer_s: Seconds = field(default=0.0, repr=False)
+    wide_layer_s: Seconds = 0.0
 
     #: By how much each layer takes longer in an iteration after which any search decides
-    deciding_layer_s: Seconds = field(default=0.0, repr=False)
+    deciding_layer_s: Seconds = 0.0
     #: A decision, per pair of tokens that it looks at, and an iteration, per token that it attends
     #: to
-    decision_per_pair_s: Seconds = field(default=0.0, repr=False)
-    held_token_s: Seconds = field(default=0.0, repr=False)
+    decision_per_pair_s: Seconds = 0.0
+    held_token_s: Seconds = 0.0
 
     def longer(self, decides: bool = True) -> Longer:
         """By how much layers take longer in an iteration after which it decides, or does not."""

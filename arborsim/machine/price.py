@@ -13,9 +13,9 @@ from arborsim.core.tiers import DDR
 from arborsim.machine.cost import Array, CostModel
 from arborsim.machine.integration import NO_LONGER, Integration, Longer, PolicySeconds
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.memories import Direction
 from arborsim.machine.operations import Built, operations_of
 from arborsim.machine.passes import Passes
+from arborsim.machine.profile import Direction
 from arborsim.machine.program import (
     ATTENDED_UNITS,
     FIXED,

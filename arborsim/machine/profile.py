@@ -4,48 +4,96 @@ A profile is a TOML file.  Every number may name its source in a table ``[source
 source, or whose source begins with "assumed", is *assumed*, and reports say so.  A file that names
 another profile as its ``base`` gives only what differs, and a `HostProfile` replaces host memory
 and PCIe (`arborsim.machine.lookup.load_profile`).  ``arborsim calibrate`` writes measured profiles.
+
+A link carries both directions at once, each first come, first served.  The bytes of a memory below
+DDR cross its own link only: they also pass PCIe, of which they take a small share.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
 
-from arborsim.core.documents import file_digest
+from arborsim.core.documents import digest, file_digest
 from arborsim.core.errors import UsageError
-from arborsim.core.records import Whole, check_ranges, given_values, located
+from arborsim.core.records import Whole, check_ranges, located
 from arborsim.core.sourced import Rate, Seconds, Sourced, meanings, meant, required
-from arborsim.core.tiers import DDR, MEMORIES
+from arborsim.core.tiers import BELOW_DDR, DDR, MEMORIES
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.integration import PolicySeconds
 from arborsim.machine.kernels import shipped_tables
-from arborsim.machine.memories import Direction, Memory, check_curve, check_memories
 
 _Bytes = Annotated[Whole, Meta(gt=0)]
 _Share = Annotated[float, Meta(gt=0, le=1)]
-
-
-#: Fields that records of earlier versions do not know: see `HardwareProfile.digest`.
-_LATER_NUMBERS = ("fp8_flops_per_s", "fp4_flops_per_s", "wide_per_layer_s")
-_LATER_OF_THE_HOST = ("launch_s", "graph_launch_s", "host_step_s")
-_LATER_MOVES = ("move_s", "move_group_s", "move_byte_s")
 _OF_ALL_REDUCES = ("all_reduce_gpus", "all_reduce_bytes_per_s", "all_reduce_latency_s")
-_LATER_FIELDS = (
-    *_LATER_NUMBERS,
-    *_LATER_OF_THE_HOST,
-    *_LATER_MOVES,
-    *_OF_ALL_REDUCES,
-    "kernels",
-    "engine",
-    "memories",
-)
+Direction = Literal["h2d", "d2h"]
+
+
+@dataclass(frozen=True)
+class Memory(Sourced):
+    """One memory, as ``[[memories]]`` of a profile lists those below DDR."""
+
+    name: str  # one of `MEMORIES`
+    bytes: Annotated[Whole, Meta(gt=0), meant("memory that offloading may use", "GB", 1e9)]
+    read_bytes_per_s: Annotated[Rate, meant("its link to the GPU: large blocks", "GB/s", 1e9)]
+    write_bytes_per_s: Annotated[Rate, meant("its link from the GPU: large blocks", "GB/s", 1e9)]
+    latency_s: Annotated[Seconds, meant("latency of each transfer", "us", 1e-6)] = 0.0
+    block_bytes: Annotated[
+        tuple[float, ...], meant("contiguous block sizes of its link's curve", "KiB", 1024)
+    ] = (1.0,)
+    block_efficiency: Annotated[tuple[float, ...], meant("of its bandwidth at these sizes")] = (
+        1.0,
+    )
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, f"memory {self.name}")
+        check_curve(self.block_bytes, self.block_efficiency)
+
+    @property
+    def number(self) -> int:
+        """Which of `MEMORIES` it is."""
+        return MEMORIES.index(self.name)
+
+    def bytes_per_s(self, block_bytes: np.ndarray | float, direction: Direction) -> np.ndarray:
+        """Bandwidth of one direction for contiguous blocks of `block_bytes` each.
+
+        Between the curve's points the share is linear in the logarithm of the block size; beyond
+        them it stays what it is at the ends.
+        """
+        peak = self.read_bytes_per_s if direction == "h2d" else self.write_bytes_per_s
+        size = np.log2(np.maximum(block_bytes, 1.0))
+        return np.asarray(peak * np.interp(size, np.log2(self.block_bytes), self.block_efficiency))
+
+
+def check_curve(sizes: tuple[float, ...], shares: tuple[float, ...]) -> None:
+    """Raise `UsageError` unless these are a curve of shares by block size."""
+    rising = all(a < b for a, b in zip((0.0, *sizes), sizes, strict=False))
+    if not (len(sizes) == len(shares) >= 1 and rising and all(0 < s <= 1 for s in shares)):
+        raise UsageError(
+            "block_bytes must rise, with a block_efficiency in (0, 1] for each, not "
+            f"{sizes!r} and {shares!r}"
+        )
+
+
+def check_memories(memories: tuple[Memory, ...]) -> None:
+    """Raise `UsageError` unless these can be listed: memories below DDR, each once."""
+    names = [each.name for each in memories]
+    for at, name in enumerate(names):
+        if name not in BELOW_DDR:
+            raise UsageError(
+                f"[[memories]] name must be one of {', '.join(BELOW_DDR)}, not {name!r}: HBM and "
+                "DDR have keys of their own"
+            )
+        if name in names[:at]:
+            raise UsageError(f"[[memories]] lists {name} twice: give each memory once")
 
 
 @dataclass(frozen=True)
@@ -154,16 +202,11 @@ class HardwareProfile(Sourced):
 
     @property
     def digest(self) -> str:
-        """A digest of all that is known of it, wherever its files lie.
-
-        Fields that earlier versions did not have count only where they say something.
-        """
+        """A digest of all that is known of it, wherever its files lie."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.kernels.endswith(".parquet"):
             own["kernels"] = file_digest(Path(self.kernels))
-        known = [value for name, value in own.items() if value or name not in _LATER_FIELDS]
-        known += [s for each in self.policies.values() for s in each.longer() if s]
-        return hashlib.sha256(str(known).encode()).hexdigest()
+        return digest(own)
 
     def tables(self, engine: str) -> Path:
         """The file of its measured kernels under an engine's; a `UsageError` if there is none."""
@@ -273,17 +316,8 @@ class HardwareProfile(Sourced):
         with located(origin):
             if "engine" in table:
                 raise UsageError("a profile has no engine of its own: give it as --engine")
-            values = given_values(cls, table)
-            if base is not None:
-                kept = {name: text for name, text in base.sources.items() if name not in values}
-                values["sources"] = {**kept, **values.get("sources", {})}
-                return replace(base, **values)
-            if missing := [name for name in required(cls) if name not in values]:
-                raise UsageError(
-                    f'{", ".join(missing)} missing; with base = "h100", or another profile, the '
-                    "file gives only what differs"
-                )
-            return cls(**values)
+            hint = 'with base = "h100", or another profile, the file gives only what differs'
+            return cls.over(base, table, hint)
 
 
 #: Numbers of an engine, and those of a profile that replace them where they were measured.

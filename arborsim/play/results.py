@@ -20,7 +20,7 @@ from arborsim.core.statistics import Score
 from arborsim.policies.registry import titled
 
 if TYPE_CHECKING:
-    from arborsim.machine.full import FullGpu
+    from arborsim.machine.serving import FullGpu
     from arborsim.machine.terms import Term
     from arborsim.play.pictures import TokenMap, TreePicture
 
@@ -249,7 +249,7 @@ class Row:
     bounds_read_bytes: int = _UNKNOWN
     peak_after_first_decision_bytes: int = _UNKNOWN
     hbm_byte_seconds: float = _UNKNOWN
-    #: Of a GPU full of such searches (`arborsim.machine.full`): how many, and tokens of all
+    #: Of a GPU full of such searches (`machine.serving.full_gpu`): how many, and tokens of all
     at_once: float = _UNKNOWN
     full_tokens_per_s: float = _UNKNOWN
     time: TimeSplit = field(default_factory=lambda: TimeSplit(*[math.nan] * len(TIMES)))

@@ -17,7 +17,7 @@ from arborsim.machine.engine import EngineProfile
 from arborsim.machine.integration import PolicySeconds
 from arborsim.machine.lookup import load_engine
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.memories import Memory
+from arborsim.machine.profile import Memory
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
 from arborsim.machine.scheduler import Arrivals, ClosedLoop, Timed

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.machine.full import FullGpu
+from arborsim.machine.serving import FullGpu
 from arborsim.play.results import Answered, aggregate
 from arborsim.products.replay.tables import no_result
 from arborsim.products.replay.words import headline, near, summarise, telling

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from arborsim.machine.full import FullGpu
+from arborsim.machine.serving import FullGpu
 from arborsim.play.results import LeftOut, ReplayResult, aggregate
 from arborsim.products.live import tables as live
 from arborsim.products.replay import tables as replay

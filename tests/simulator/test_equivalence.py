@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import MOST_TIERS, Tier
-from arborsim.machine.memories import Memory
-from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.profile import HardwareProfile, Memory
 from arborsim.machine.transfers import stretches
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from tests.simulator.bench import GEOMETRY, Bench, moves, profile

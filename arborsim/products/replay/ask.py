@@ -330,7 +330,7 @@ class ReplayResults(Results):
         """The results in a file: everything but pictures, memory over time and cost terms."""
         from arborsim.core.measurements import Measurements, TimeSplit
         from arborsim.core.records import convert
-        from arborsim.machine.full import FullGpu
+        from arborsim.machine.serving import FullGpu
         from arborsim.play.results import (
             Answered,
             EpisodeResult,

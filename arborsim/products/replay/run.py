@@ -18,10 +18,10 @@ from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
 from arborsim.machine.executor import SimulatedExecutor, not_recordable
-from arborsim.machine.full import FullGpu, full_gpu
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.numbers import assumed_numbers
 from arborsim.machine.program import SearchDemand
+from arborsim.machine.serving import FullGpu, full_gpu
 from arborsim.play import served
 from arborsim.play.cautions import acts, assumed_policy_time, does_not_fit
 from arborsim.play.episode import Cell, cells_of, play_episode
