@@ -28,8 +28,6 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from arborsim.core.errors import UsageError
-
 Count = Annotated[int, Meta(ge=1)]
 _OrNone = Annotated[int, Meta(ge=0)]  # 0: the model has no such thing
 #: `Geometry.tokens_in` of a cache that does not grow any more.
@@ -142,7 +140,7 @@ class Geometry:
     experts_per_token: _OrNone = 0
     expert_parameters: _OrNone = 0
     #: Width of an expert (``moe_intermediate_size``), layers that have experts, and width of the
-    #: experts together that every token uses; traces of version 0.1 lack them
+    #: experts together that every token uses
     expert_dim: _OrNone = 0
     expert_layers: _OrNone = 0
     shared_dim: _OrNone = 0
@@ -174,7 +172,6 @@ class Geometry:
         if self.latent_dim and not self.value_dim:
             raise ValueError("latent_dim and value_dim go together")
         _all_or_none("window and window_layers", self.window, self.window_layers)
-        _all_or_none("expert_dim and expert_layers", self.expert_dim, self.expert_layers)
         if not self.experts and (self.expert_dim or self.shared_dim or self.expert_weights):
             raise ValueError("there are no experts that could have a width or a type")
         if self.query_rank and not self.latent_dim:
@@ -184,10 +181,11 @@ class Geometry:
                 raise ValueError(f"weights are {kind!r}, which is none of {', '.join(WEIGHT_BITS)}")
         if self.expert_layers > self.layers:
             raise ValueError(f"{self.expert_layers} of {self.layers} layers have experts")
-        if self.expert_dim and self._expert_matrices > self.expert_parameters:
-            raise ValueError("expert_dim is wider than expert_parameters allows")
         experts = (self.experts, self.experts_per_token, self.expert_parameters)
-        _all_or_none("experts, experts_per_token and expert_parameters", *experts)
+        names = "experts, experts_per_token, expert_parameters, expert_dim and expert_layers"
+        _all_or_none(names, *experts, self.expert_dim, self.expert_layers)
+        if self._expert_matrices > self.expert_parameters:
+            raise ValueError("expert_dim is wider than expert_parameters allows")
         if self.window_layers and self.window_layers > self.layers:
             raise ValueError(f"{self.window_layers} of {self.layers} layers have a window")
         if self.window_layers + self.cacheless_layers > self.layers:
@@ -314,7 +312,6 @@ class Geometry:
     @property
     def _expert_matrices(self) -> int:
         """Weights of the routed experts without biases."""
-        self._require_widths()
         one = (2 if self.ungated_experts else 3) * self.hidden * self.expert_dim
         return one * self.experts * self.expert_layers
 
@@ -352,8 +349,7 @@ class Geometry:
 
         Under tensor parallelism.  Each is done for every token, but for the output `HEAD`: once per
         sequence.  What `gpus` does not divide is rounded up. KV heads are replicated if there are
-        fewer, and so are routers and the first projections of latent attention.  A `UsageError` if
-        the widths of experts are unknown.
+        fewer, and so are routers and the first projections of latent attention.
         """
         return tuple(each.on(gpus, self.weights) for each in self.matrices or self.usual_matrices())
 
@@ -362,7 +358,6 @@ class Geometry:
 
         Or the latent attention of DeepSeek, and routed experts.
         """
-        self._require_widths()
         found = self._latent_attention() if self.latent_dim else self._attention()
         found += feed_forward("", self.intermediate, self.hidden, self.layers - self.expert_layers)
         if self.experts:
@@ -372,8 +367,7 @@ class Geometry:
         return tuple(Matrix(*each) for each in found if all(each[1:4]))
 
     def experts_product(self, gpus: int = 1) -> ExpertsProduct | None:
-        """The routed experts on one of `gpus`, which has a part of each. Raises as `products`."""
-        self._require_widths()
+        """The routed experts on one of `gpus`, which has a part of each. None without experts."""
         if not self.experts:
             return None
         sizes = self.hidden, _share(self.expert_dim, gpus), self.experts, self.experts_per_token
@@ -390,13 +384,6 @@ class Geometry:
     def _latent_attention(self) -> list[tuple[Any, ...]]:
         sizes = self.heads, self.head_dim, self.rope_dim, self.latent_dim, self.value_dim
         return latent_attention(self.hidden, self.layers, *sizes, self.query_rank)
-
-    def _require_widths(self) -> None:
-        if self.experts and not self.expert_layers:
-            raise UsageError(
-                f"the geometry of {self.name} does not say how wide its experts are, since its "
-                "trace is of an older version: give the model again, by name or config.json"
-            )
 
     def score_flops(self, absorbed: bool) -> int:
         """Operations for one query and one key in one layer, all heads: score, weighted value.
