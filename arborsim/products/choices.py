@@ -26,8 +26,7 @@ Policies: TypeAlias = Annotated[
 OnePolicy: TypeAlias = Annotated["str | Policy", Option(complete="policy")]
 #: Shares of full retention's peak (float in (0, 1]), tokens (int), or texts of the command line.
 Budgets: TypeAlias = Annotated[
-    "float | int | str | Budget | Sequence[float | int | str | Budget]",
-    Option("budget", many=True),
+    "float | int | str | Budget | Sequence[float | int | str | Budget]", Option("budget", many=True)
 ]
 #: By parameter, or by policy and parameter: ``{"sinks": 4, "h2o.per": "shared"}``.
 Settings: TypeAlias = Annotated[Mapping[str, Any] | Sequence[str], Option("set")]

@@ -292,9 +292,7 @@ _DOCUMENTS: dict[str, Callable[[dict[str, Schema]], Schema]] = {
 }
 
 
-def schema(
-    name: Annotated[str, Option(complete="schema")],
-) -> None:
+def schema(name: Annotated[str, Option(complete="schema")]) -> None:
     """Print the JSON schema (draft 2020-12) of what a command prints with --json.
 
     Parameters

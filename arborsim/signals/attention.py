@@ -16,14 +16,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.row_uses import RowUse
 from arborsim.core.settings import setting
 from arborsim.core.tree import ThoughtTree
-from arborsim.signals.rows import (
-    GroupRows,
-    LastLayers,
-    Row,
-    RowState,
-    is_number,
-    row_signal,
-)
+from arborsim.signals.rows import GroupRows, LastLayers, Row, RowState, is_number, row_signal
 from arborsim.signals.scores import Changes, Score, ScoreState, grouping_setting
 from arborsim.signals.sparse_rows import ExactSums, SparseNewest, SparseSums, SparseUpdater
 from arborsim.signals.vectors import ValueSize

@@ -10,10 +10,7 @@ if TYPE_CHECKING:
     from arborsim.core.installed import Installation
 
 
-def doctor(
-    *,
-    json: Json = False,
-) -> int:
+def doctor(*, json: Json = False) -> int:
     """Show what is installed here, which commands work with it, and how to get the others.
 
     Exit code 1 if something is broken that every command needs.

@@ -279,9 +279,7 @@ def tree(
         print(moved)
 
 
-def deft(
-    given: ImportOptions,
-) -> None:
+def deft(given: ImportOptions) -> None:
     """DeFT's reasoning trees (JSON): tokens per node."""
     from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_list
     from arborsim.trace.importers.trees import deft_search
@@ -292,10 +290,7 @@ def deft(
     given.write(contents, about)
 
 
-def requests(
-    given: ImportOptions,
-    reading: RequestOptions,
-) -> None:
+def requests(given: ImportOptions, reading: RequestOptions) -> None:
     """Log of requests, in a known format or by its columns.
 
     Recognised are Mooncake, AIPerf, Azure, BurstGPT, Bailian, ShareGPT, Vidur, Dynamo's request
@@ -304,23 +299,17 @@ def requests(
     _requests(given, reading)
 
 
-def mooncake(
-    given: ImportOptions,
-) -> None:
+def mooncake(given: ImportOptions) -> None:
     """Mooncake's requests (JSON lines), 512-token prefix blocks."""
     _requests(given, RequestOptions(), "mooncake")
 
 
-def bailian(
-    given: ImportOptions,
-) -> None:
+def bailian(given: ImportOptions) -> None:
     """Qwen-Bailian's requests (JSON lines), 16-token blocks."""
     _requests(given, RequestOptions(), "bailian")
 
 
-def azure(
-    given: ImportOptions,
-) -> None:
+def azure(given: ImportOptions) -> None:
     """Azure's requests (CSV): arrivals and lengths."""
     _requests(given, RequestOptions(), "azure")
 

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from arborsim.core.documents import strict
 from arborsim.products.declare import Count, Option, Positive
 from arborsim.products.options import Json, print_json
-from arborsim.products.traces.describe import (
-    SPREADS,
-    Description,
-    describe,
-    draw_tree,
-    escaped,
-)
+from arborsim.products.traces.describe import SPREADS, Description, describe, draw_tree, escaped
 from arborsim.report.table import grid, terminal
 from arborsim.trace.reader import TraceReader, open_trace
 
