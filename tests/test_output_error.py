@@ -129,8 +129,8 @@ def literal(
                     if not Tier(tier_of).quantised:
                         continue
                     each = formats[Tier(tier_of).rung - 1]
-                    first = path[i] - path[i] % each.together
-                    block = episode.keys[first : first + each.together, layer, kv]
+                    first = path[i] - path[i] % each.scale_tokens
+                    block = episode.keys[first : first + each.scale_tokens, layer, kv]
                     k[i] = each.rounded(block, keys=True)[path[i] - first]
                     v[i] = each.rounded(v[None, i], keys=False)[0]
                 held = where != Tier.EVICTED

@@ -75,7 +75,7 @@ class Format:
         return not self.group
 
     @property
-    def together(self) -> int:
+    def scale_tokens(self) -> int:
         """Tokens that must be quantised together: their number must be a multiple of this."""
         return self.group if self.key_axis == "channel" else 1
 

@@ -69,7 +69,7 @@ class RowUse:
         """Position of the first query of the prompt that counts."""
         return max(0, prompt_tokens - self.prompt)
 
-    def spared(self, prompt_tokens: int) -> tuple[int, int]:
+    def excluded(self, prompt_tokens: int) -> tuple[int, int]:
         """First positions and newest ones that do not count for "reach", else 0 and 0."""
         if self.keeps != "reach":
             return 0, 0

@@ -25,7 +25,7 @@ Callback = Callable[[], None]
 Steps = Generator[simpy.Event, Any, None]
 
 #: Moments whose relative difference is smaller happen together: it may be rounding alone.
-TOGETHER = 1e-12
+SAME_MOMENT = 1e-12
 
 
 class Clock:
@@ -76,7 +76,7 @@ class Clock:
     def settle(self) -> Steps:
         """Let everything else that happens now happen first."""
         env = self.env
-        while env.peek() <= env.now * (1.0 + TOGETHER):
+        while env.peek() <= env.now * (1.0 + SAME_MOMENT):
             yield env.timeout(max(0.0, env.peek() - env.now))
 
 

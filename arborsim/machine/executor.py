@@ -156,8 +156,8 @@ class SimulatedExecutor:
         """Compute the prompt; its tokens enter HBM."""
         tokens = run.num_tokens
         self._ledger.append(run.leaves, run.steps)
-        self._paths.turn(run.leaves)
-        self._windows.turn(run.leaves)
+        self._paths.activate(run.leaves)
+        self._windows.activate(run.leaves)
         self._counts.look()
         cost, info = self._cost, self._program.info
         workspace = cost.workspace_bytes(cost.prompt_block(tokens))
@@ -175,11 +175,11 @@ class SimulatedExecutor:
         """The next tokens belong to `leaves`; waits for what their paths hold in DDR."""
         self._program.settle()
         self._program.wait_for_returned()
-        self._paths.turn(leaves)
-        forgotten = self._windows.turn(leaves)
-        self._transfers.turn()
+        self._paths.activate(leaves)
+        forgotten = self._windows.activate(leaves)
+        self._transfers.activate()
         self._recompute(forgotten)
-        self._program.turn(len(leaves))
+        self._program.activate(len(leaves))
         self._counts.look()
 
     def advance(self, run: TokenRun, moves: Moves) -> None:
@@ -218,7 +218,7 @@ class SimulatedExecutor:
         if self._paths.select(reads):
             self._read_bounds()
             self._program.settle()
-            self._transfers.turn()
+            self._transfers.activate()
         self._carry_out(self._ledger.resolve(moves))
         if self._compact:
             copied_bytes = self._ledger.compact()

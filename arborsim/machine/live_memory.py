@@ -200,12 +200,12 @@ def last_rows_bytes(uses: Iterable[RowUse], geometry: Geometry, prompt: int) -> 
     return int(_FLOAT32 * g.layers * g.heads * window * g.head_dim + means + of_head)
 
 
-def portion_tokens(token_bytes: int, together: int = 1) -> int:
+def portion_tokens(token_bytes: int, scale_tokens: int = 1) -> int:
     """Tokens of a group, `token_bytes` each at full precision, that are converted at a time.
 
-    They are whole groups of the tokens whose scales are made `together`.
+    They are whole groups of `scale_tokens`, whose scales are made together.
     """
-    return max(_PORTION_BYTES // max(1, token_bytes) // together, 1) * together
+    return max(_PORTION_BYTES // max(1, token_bytes) // scale_tokens, 1) * scale_tokens
 
 
 def moving_bytes(
@@ -220,7 +220,7 @@ def moving_bytes(
     rungs, most = (None, formats[0], formats[-1]), [0, 0]
     for later, source, target in np.argwhere(moved.tokens).tolist():
         to = rungs[target]
-        portion = portion_tokens(token_bytes, 1 if to is None else to.together)
+        portion = portion_tokens(token_bytes, 1 if to is None else to.scale_tokens)
         tokens = min(int(moved.tokens[later, source, target]), portion)
         if staged or source != target:
             size = _converting_bytes(geometry, tokens / groups, rungs[source], to)
@@ -249,7 +249,7 @@ def _converting_bytes(
     if target.floating:
         scales = 2 * _FLOAT32 * numbers / g.head_dim
         return int(max(read + decoded, held + wide + numbers + scales))
-    of = 0.5 if target.together > 1 else 1.0  # keys and values are encoded one after the other
+    of = 0.5 if target.scale_tokens > 1 else 1.0  # keys and values are encoded one after the other
     scales = 10 * of * numbers / (target.group or g.head_dim)
     copy = wide if g.kv_bytes_per_element < _FLOAT32 else 0.0
     codes = of * (wide + numbers) + (1 - of) * numbers  # of the values, with those of the keys

@@ -88,7 +88,7 @@ class ActivePaths:
         self._per_node = np.zeros(1, dtype=np.int64)
         self._selection: GrowingTable | None = None  # bool [groups, tokens]; None: all are read
 
-    def turn(self, leaves: tuple[int, ...]) -> None:
+    def activate(self, leaves: tuple[int, ...]) -> None:
         """The paths to `leaves` are active and read from now on."""
         self._turned_to = set(leaves)
         self._active = self._tree.on_path(leaves)

@@ -13,7 +13,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.core.tiers import MEMORIES
 from arborsim.machine.batch import Batch, IterationTime, Sums
-from arborsim.machine.clock import TOGETHER, Clock, Command, Idle, Iterate, Starve, Steps
+from arborsim.machine.clock import SAME_MOMENT, Clock, Command, Idle, Iterate, Starve, Steps
 from arborsim.machine.cost import CostModel
 from arborsim.machine.machine import KvPool, ServingOptions
 from arborsim.machine.prefixes import parts
@@ -94,7 +94,7 @@ def _decode(server: Server, time: IterationTime, command: Iterate) -> Steps:
         k = min(most, state.batch.next_end())
         next_s = clock.next_s
         if k > 1 and next_s < float("inf"):
-            k = _iterations_until(time, sums, k, next_s - clock.now - TOGETHER * next_s)
+            k = _iterations_until(time, sums, k, next_s - clock.now - SAME_MOMENT * next_s)
         span = time.span(sums, k)
     state.passing(k)
     if sums.streamed_bytes:

@@ -121,7 +121,7 @@ class Transfers:
         arrived = program.search.arrived
         self._promotions = [(n, tokens) for n, tokens in self._promotions if not arrived(n)]
 
-    def turn(self) -> None:
+    def activate(self) -> None:
         """The active paths have changed: wait for tokens that they need."""
         if not self._ledger.offloaded_bytes and not self._promotions:
             return

@@ -42,7 +42,7 @@ class Windows:
         self._leaves: set[int] = set()
         self.held_bytes = 0
 
-    def turn(self, leaves: tuple[int, ...]) -> np.ndarray:
+    def activate(self, leaves: tuple[int, ...]) -> np.ndarray:
         """The search turns to `leaves`; returns the tokens that must be recomputed, int64."""
         if not self._size:
             return np.empty(0, dtype=np.int64)

@@ -121,7 +121,7 @@ class OpenProgram(PricedProgram):
         self.settle_levels()
         self._append(Op.MOVE, transfers, groups, size_bytes)
 
-    def turn(self, sequences: int) -> None:
+    def activate(self, sequences: int) -> None:
         """Switch to as many sequences; the next iteration notes what memory holds."""
         self._flush()
         self._append(Op.TURN, sequences)

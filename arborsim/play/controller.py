@@ -140,7 +140,7 @@ class Controller:
         self._margin = policy.pressure_margin(budget_tokens)
         formats = policy.formats
         self._scaled_jointly = by_tier(
-            lambda t: formats[min(t.rung, len(formats)) - 1].together if t.rung else 1
+            lambda t: formats[min(t.rung, len(formats)) - 1].scale_tokens if t.rung else 1
         )
         self._groups_tokens = bool((self._scaled_jointly > 1).any())
 

@@ -253,7 +253,7 @@ class OutputError(_ReadMeter):
         super().moved(moves, tier, reads)
         for rung, each in enumerate(self._formats, 1):
             mine = _RUNG[moves.target] == rung
-            if each.together > 1 and mine.any():
+            if each.scale_tokens > 1 and mine.any():
                 self._round_groups(rung, moves.group[mine], moves.token[mine], len(tier))
 
     def _round_groups(self, rung: int, group: np.ndarray, token: np.ndarray, groups: int) -> None:
@@ -312,7 +312,7 @@ class _Vectors:
         self.rounded: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for rung in sorted(rungs):
             each = formats[min(rung, len(formats)) - 1]
-            if each.together > 1:
+            if each.scale_tokens > 1:
                 change = np.zeros(keys.shape, dtype=np.float32)
                 known = grouped.get(rung, change[:0])
                 change[: len(known)] = known

@@ -62,7 +62,7 @@ class RowReducer:
 
     def recent(self, prompt: int) -> int:
         """How many of its newest positions a query pays nothing to in sums of groups."""
-        return max((use.spared(prompt)[1] for use in self._held), default=0)
+        return max((use.excluded(prompt)[1] for use in self._held), default=0)
 
     @property
     def wants_readable(self) -> bool:
@@ -90,7 +90,7 @@ class RowReducer:
             if use.grouping != "shared":
                 assert not isinstance(held, _Last)
                 if isinstance(held, _Reach):
-                    held.add(state.group_sums(), use.spared(prompt)[0])
+                    held.add(state.group_sums(), use.excluded(prompt)[0])
                 else:
                     held.add(state.group_sums() if use.keeps == "sum" else state.group_newest())
                 continue

@@ -129,7 +129,7 @@ class Case:
             if spans is None:
                 decoded = partial(codec.decode, data, None, torch.float64)
                 return codec, *data, None, None, None, decoded
-            together = codec.together
+            together = codec.scale_tokens
             order = torch.randperm(part.capacity, generator=random)  # the token in each slot ...
             by_head = part.index == "by head"
             orders = [order.roll(head * by_head) for head in range(self.kv_heads)]  # ... of a head

@@ -58,7 +58,7 @@ def vectors(seed: int, *shape: int) -> np.ndarray:
 
 
 def whole_bytes(each: Format, size: int) -> bool:
-    return each.together == 1 or size * each.span_bytes % each.group == 0
+    return each.scale_tokens == 1 or size * each.span_bytes % each.group == 0
 
 
 def rounded(each: Format, x: np.ndarray) -> np.ndarray:
@@ -110,9 +110,11 @@ def test_bytes_are_those_of_the_ledger(each: Format, seed: int, size: int, group
     pool = make_pool(layout, codec_of(each, size), layout.device, page_tokens=1)
     x = vectors(seed, layout.slab_layers, 2, 2, 96, size)
     pool.grow(96)
-    parts = rng.permutation(96).reshape(-1, each.together)
-    if each.together > 1:
-        parts = np.arange(96).reshape(-1, each.together)[rng.permutation(96 // each.together)]
+    parts = rng.permutation(96).reshape(-1, each.scale_tokens)
+    if each.scale_tokens > 1:
+        parts = np.arange(96).reshape(-1, each.scale_tokens)[
+            rng.permutation(96 // each.scale_tokens)
+        ]
     token = parts.reshape(-1)
     groups = np.arange(layout.groups)
     slots = pool.take(np.repeat(groups, 96), np.tile(token, len(groups))).reshape(-1, 96)

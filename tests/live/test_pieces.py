@@ -165,7 +165,7 @@ class Wanderer:
             self.decoder.open(self._nodes, parent)
             self._nodes += 1
         self.decoder.activate(range(self._nodes - leaves, self._nodes))
-        self.mover.turn()
+        self.mover.activate()
 
     def move(self) -> None:
         held = np.argwhere(self.cache.place.values[:, :-4] != Place.LOST)
@@ -181,7 +181,7 @@ class Wanderer:
         shape = (self.cache.layout.groups, self.cache.num_tokens)
         share = self.rng.choice([0.1, 0.9, 1.0])
         self.cache.select(self.rng.random(shape) < share)
-        self.mover.turn()
+        self.mover.activate()
 
     def step(self) -> None:
         self.decoder.step(self._ids(len(self.cache.leaves)))

@@ -508,7 +508,7 @@ def test_the_reach_of_groups_is_that_of_their_rows(data: st.DataObject) -> None:
                  recent=data.draw(st.integers(0, 12)))  # fmt: skip
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows = np.tril(rng.random((heads, members, prompt, prompt), dtype=np.float32))
-    sinks, recent = use.spared(prompt)
+    sinks, recent = use.excluded(prompt)
     wanted = sum(
         rows[:, :, q, sinks : q + 1 - recent].mean(1, dtype=np.float64).sum(-1)
         for q in range(sinks + recent, prompt)

@@ -143,7 +143,7 @@ def test_reading_a_selection_equals_masking_the_rest(grouping: str, recall: str)
         for step in range(12):
             reads = rng.random((groups, len(ids))) < (1.0 if step == 7 else 0.4)
             cache.select(reads)
-            mover.turn()
+            mover.activate()
             newly = reads[:, :30] & in_ddr & ~before
             crossed += int(newly.sum()) * PER_TOKEN // groups
             before = reads[:, :30] & in_ddr

@@ -88,7 +88,7 @@ def test_whatever_the_order_of_moves_contents_arrive(seed: int, grouping: str, r
                 own = expected[group][..., coded, :]
                 expected[group][..., coded, :] = Fp8().decode(*Fp8().encode(own), torch.float32)
             if rng.random() < 0.3:
-                mover.turn()
+                mover.activate()
             mover.settle(wait=bool(rng.random() < 0.3))
             for group in range(groups):
                 check(cache, group, rung[group], expected[group])

@@ -12,7 +12,7 @@ from typing import Any
 import simpy
 
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
-from arborsim.machine.clock import TOGETHER, Callback, Clock, Iterate, Link, Spend, Steps
+from arborsim.machine.clock import SAME_MOMENT, Callback, Clock, Iterate, Link, Spend, Steps
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.price import Price
 from arborsim.machine.program import NOTHING, Extra, Piece, PricedProgram
@@ -229,5 +229,5 @@ def _iterate(server: Server, clock: EventClock, time: LiteralTime, command: Iter
 
 def _settle(env: simpy.Environment) -> Steps:
     """Let everything else that happens now happen first."""
-    while env.peek() <= env.now * (1.0 + TOGETHER):
+    while env.peek() <= env.now * (1.0 + SAME_MOMENT):
         yield env.timeout(max(0.0, env.peek() - env.now))

@@ -102,16 +102,16 @@ class LiteralExecutor:
     def prefill(self, run: TokenRun) -> None:
         tokens = run.num_tokens
         self.ledger.append(run.leaves, run.steps)
-        self.paths.turn(run.leaves)
-        self.windows.turn(run.leaves)
+        self.paths.activate(run.leaves)
+        self.windows.activate(run.leaves)
         self._look()
         self._spend("prefill_s", self.cost.prefill_s(tokens))
         if not self.recall.fused:
             self._spend("policy_s", self.cost.prompt_rows_s(tokens))
 
     def activate(self, leaves: tuple[int, ...]) -> None:
-        self.paths.turn(leaves)
-        forgotten = self.windows.turn(leaves)
+        self.paths.activate(leaves)
+        forgotten = self.windows.activate(leaves)
         self._wait_for_returning()
         self._stage_needed()
         self._recompute(forgotten)

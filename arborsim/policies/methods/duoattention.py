@@ -46,7 +46,7 @@ class PromptReach(Score):
 
     def of_prompt(self, run: TokenRun) -> np.ndarray:
         """Float64 ``[groups]`` of the prompt's attention."""
-        sinks, recent = self.use.spared(run.steps)
+        sinks, recent = self.use.excluded(run.steps)
         queries = range(sinks + recent, run.steps)
         reduced = run.observed.reduced.get(self.use)
         if reduced is not None:

@@ -151,7 +151,7 @@ class Mover:
         self.cache.changed()
 
     @torch.inference_mode()
-    def turn(self) -> None:
+    def activate(self) -> None:
         """Paths or the selection have changed: stage what is needed, give up what is not.
 
         Only the difference crosses the link (the memory-hierarchy paper's differential prefetch,
@@ -263,7 +263,7 @@ class Mover:
         pools = self.cache.pools
         codec, together = pools[target].codec, 1
         if isinstance(codec, Packed):
-            together = codec.together
+            together = codec.scale_tokens
         return portion_tokens(pools[Place.HBM].bytes_per_slot, together)
 
     def _held(self, pairs: GroupTokenPairs, place: Place, most: int) -> Iterator[GroupContent]:

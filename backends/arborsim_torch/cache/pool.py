@@ -151,7 +151,7 @@ class Pool:
         """Know of tokens up to, not including, number `tokens`."""
         self.slots.grow(tokens)
 
-    def spare(self) -> np.ndarray:
+    def unused_slots(self) -> np.ndarray:
         """A slot of every group that no token has, int64 ``[groups]``: the next one gets it."""
         slot = self.slots.next
         self._fit(np.maximum(self.slots.high, slot + 1))
@@ -236,7 +236,7 @@ class Pool:
             spans = scales[0][0]  # of each token, and its number in its group
             number = spans[..., -2:].contiguous().view(torch.int16)[..., 0]
             each = torch.arange(number.shape[-1], dtype=torch.int32, device=number.device)
-            member = each * codec.together + number
+            member = each * codec.scale_tokens + number
             return Piece(codes, values, codec, spans[..., :-2], None, None, 0, member=member)
         if len(data) == 1:  # scales alone
             return Piece(data[0], data[0], codec, None, None, None, 0)

@@ -56,7 +56,7 @@ class GroupedPool(Pool):
     ) -> None:
         super().__init__(layout, codec, device, page_tokens=page_tokens)
         self._scales = False
-        self._together = codec.together
+        self._together = codec.scale_tokens
         self.spans = Pool(layout, _Bytes(codec.span_bytes), device, page_tokens=1)
         # By cache group, until tokens move: see `_by_slot`, and the same on the device.
         self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}

@@ -220,7 +220,7 @@ class TieredCache(CacheState):
         pool = self.pools[Place.HBM]
         slots = pool.enter(fresh)
         if rows > 1:  # of every batch, so that pools grow alike whether it is padded or not
-            unused = np.repeat(pool.spare()[:, None], rows - len(ids), axis=1)
+            unused = np.repeat(pool.unused_slots()[:, None], rows - len(ids), axis=1)
             slots = np.concatenate([slots, unused], axis=1)
         self._gather.stale, self._contiguous = True, False
         self._store = _unannounced  # the last pass's holds on to the tensors that it wrote

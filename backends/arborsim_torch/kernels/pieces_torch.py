@@ -211,9 +211,9 @@ def _vectors(
         assert piece.member is not None
         assert piece.key_scale is not None
         member = _looked_up(piece.member, piece, at)
-        group = member // piece.codec.together
+        group = member // piece.codec.scale_tokens
         spans = rows_at(piece.key_scale, group)
-        number = (member - group * piece.codec.together)[..., None]
+        number = (member - group * piece.codec.scale_tokens)[..., None]
         return piece.codec.grouped_keys(stored, spans, number).to(kind)
     if stored.dtype == kind:
         return stored

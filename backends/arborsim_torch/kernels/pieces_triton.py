@@ -201,8 +201,8 @@ def storage(codec: Codec, dim: int, block_dim: int, e4m3: bool = True) -> dict[s
         "ZERO_BYTES": each.zero_bytes,
         "STEPS": each.steps,
         "OUTLIERS": each.outliers_of(dim),
-        "TOGETHER": each.together,
-        "KEY_OUTLIERS": each.outliers_of(each.together),
+        "TOGETHER": each.scale_tokens,
+        "KEY_OUTLIERS": each.outliers_of(each.scale_tokens),
     }
 
 

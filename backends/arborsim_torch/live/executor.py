@@ -79,14 +79,14 @@ class LiveExecutor:
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         with self._moving():
-            self._mover.turn()
+            self._mover.activate()
         self.gauge.observe(self.clock())
 
     def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         self._measured.decisions += 1
         if self._cache.select(reads):
             with self._moving():
-                self._mover.turn()
+                self._mover.activate()
             self.gauge.observe(self.clock())
         self._carry_out(moves)
 

@@ -160,12 +160,12 @@ class Packed:
 
     @property
     def scaled(self) -> bool:
-        return self.together > 1
+        return self.scale_tokens > 1
 
     @property
-    def together(self) -> int:
+    def scale_tokens(self) -> int:
         """Tokens that are encoded together."""
-        return self.format.together
+        return self.format.scale_tokens
 
     def bytes_per_token(self, head_dim: int) -> int:
         return sum(self.format.vector_bytes(head_dim, keys) for keys in (True, False))
@@ -193,8 +193,8 @@ class Packed:
             codes, rest = self._encoded(x.float(), self.format.group)
             return torch.cat([self._packed(codes), rest], dim=-1), None
         keys, values = x.float().split(1, dim=-4)
-        groups = keys.unflatten(-2, (-1, self.together)).transpose(-1, -2)
-        codes, spans = self._encoded(groups, self.together)
+        groups = keys.unflatten(-2, (-1, self.scale_tokens)).transpose(-1, -2)
+        codes, spans = self._encoded(groups, self.scale_tokens)
         codes = codes.transpose(-1, -2).flatten(-3, -2)
         value_codes, rest = self._encoded(values, self.format.group)
         data = torch.cat([self._packed(codes), self._packed(value_codes), rest], dim=-1)
@@ -275,7 +275,7 @@ class Packed:
         And, of every token, the span of its group and its number there, ``[..., tokens, 1]``.
         """
         code = self._unpacked(codes)
-        count = self.format.outliers_of(self.together)
+        count = self.format.outliers_of(self.scale_tokens)
         widths = [self.format.scale_bytes, self.format.zero_bytes, 2 * count, 2 * count]
         channels = spans.unflatten(-1, (self.head_dim, -1))
         scale, low, kept, at = channels.split_with_sizes(widths, dim=-1)

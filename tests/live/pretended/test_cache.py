@@ -45,7 +45,7 @@ def wander(
         for step in range(steps):
             if step == steps - 3:
                 decoder.activate([1, 2])
-                mover.turn()
+                mover.activate()
             found.append(decoder.step(rng.integers(0, VOCAB, len(cache.leaves)).tolist()))
             alive = np.argwhere(cache.place.values[:, :-3] != Place.LOST)
             chosen = alive[rng.choice(len(alive), 6 * cache.layout.groups, replace=False)]
@@ -176,9 +176,9 @@ def test_the_device_waits_for_what_comes_up_and_the_host_goes_on(recall: str) ->
             mover.settle(wait=True)
             gpu.waits.clear()
             decoder.step([4])
-            mover.turn()
+            mover.activate()
             mover.move(cells.where(cells.token < 5), np.full(5, Tier.HBM, dtype=np.int8))
-            mover.turn()
+            mover.activate()
             decoder.step([5])
             waited = {why for why in gpu.waits if "torch.cuda.graph" not in why}  # a capture, once
             assert not waited, gpu.waits
