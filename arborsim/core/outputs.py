@@ -37,10 +37,7 @@ def whole(path: Path, ending: str | None = None) -> Iterator[Path]:
     is open to whom the umask says, a replaced one to whom it was.  What killed processes left of
     writing `path` is removed.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be written. `path` is as it was.
+    Raises `UsageError`: the file cannot be written. `path` is as it was.
     """
     try:
         if _in_place(path):
@@ -171,9 +168,7 @@ def refuse_inputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
     inputs : iterable of Path
         Files. Those that are not there are passed over.
 
-    Raises
-    ------
-    UsageError
+    Raises `UsageError`.
     """
     read = {key: path for path in inputs if (key := _identity(path))}
     taken: dict[object, str] = {}
@@ -202,12 +197,8 @@ class Lock:
     The lock is on a hidden file next to `path`, or to what that links to.  A killed process leaves
     its name. An error that forgets the lock does not.
 
-    Raises
-    ------
-    Busy
-        Another process, or another writer of this one, is at it.
-    UsageError
-        The folder cannot be written.
+    Raises `Busy`: another process, or another writer of this one, is at it.  `UsageError`: the
+    folder cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

@@ -76,10 +76,7 @@ def find_plugin(
     messages.  Without `code`, for names that stand in a file, no module is imported from a place
     that only the name says: installed classes, and what is imported already, are found.
 
-    Raises
-    ------
-    UsageError
-        It cannot be imported, may not be, or is no subclass of `base`.
+    Raises `UsageError`: it cannot be imported, may not be, or is no subclass of `base`.
     """
     if ":" in name:
         if not code:

@@ -73,11 +73,8 @@ def convert(kind: type[Record], value: object, place: str = "", *, finite: bool 
     `place` names the value in messages, e.g. ``"[target]"``. Empty for the file itself.  `finite`
     refuses NaN and infinite numbers.
 
-    Raises
-    ------
-    UsageError
-        A key is unknown (the nearest known ones are named) or missing (it has no default), or a
-        value is of another type or out of range.
+    Raises `UsageError`: a key is unknown (the nearest known ones are named) or missing (it has no
+    default), or a value is of another type or out of range.
     """
     made: Record = _Reader(finite).build(_rules(kind), value, place)
     return made

@@ -63,9 +63,7 @@ def check_format(path: Path) -> None:
 
     Those are traces, and cells of sweeps.
 
-    Raises
-    ------
-    UsageError
+    Raises `UsageError`.
     """
     if path.suffix not in FORMATS:
         raise UnknownName("format of --out", path.suffix or path.name, FORMATS)
@@ -79,10 +77,7 @@ def check_format(path: Path) -> None:
 def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) -> None:
     """Write a table as the name's ending says: ``.csv``, which holds no metadata, or Parquet.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
+    Raises `UsageError`: the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -135,10 +130,7 @@ def with_left_out(
 def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table and the metadata in a file that `write_table` wrote as Parquet.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be read, is damaged, or is something else, such as a trace.
+    Raises `UsageError`: the file cannot be read, is damaged, or is something else, such as a trace.
     """
     import pyarrow as pa
 
@@ -171,10 +163,8 @@ def check_columns(
     `missing`, and those that may be None, can lack a value.  Rows with a reason in a column
     `left_out` have no figures, and are not checked.
 
-    Raises
-    ------
-    UsageError
-        A value is of another type, negative where it is a whole number, infinite, or missing.
+    Raises `UsageError`: a value is of another type, negative where it is a whole number, infinite,
+    or missing.
     """
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
@@ -231,9 +221,7 @@ def _said(path: Path) -> Mapping[bytes, bytes]:
 def check_parquet(path: Path) -> None:
     """Refuse what is not there, is no Parquet file, or was cut off.
 
-    Raises
-    ------
-    UsageError
+    Raises `UsageError`.
     """
     from arborsim.core.parquet import ends_of
 

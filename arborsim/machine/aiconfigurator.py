@@ -161,10 +161,8 @@ def engines(system: str) -> list[str]:
 def read(gpu: str, engine: str) -> Imported:
     """The tables of a GPU (``b200_sxm``, or ``b200``) under an engine.
 
-    Raises
-    ------
-    UsageError
-        The package is not installed, knows no such GPU, or has no tables of it under that engine.
+    Raises `UsageError`: the package is not installed, knows no such GPU, or has no tables of it
+    under that engine.
     """
     system = _system(gpu)
     if engine not in ENGINES:

@@ -57,9 +57,7 @@ def whole_numbers(given: str | int | Sequence[int], option: str) -> list[int]:
 def files(given: Files) -> list[Path]:
     """Paths of files. At least one.
 
-    Raises
-    ------
-    UsageError
+    Raises `UsageError`.
     """
     found = [Path(each) for each in listed(given)]
     if not found:
@@ -70,10 +68,7 @@ def files(given: Files) -> list[Path]:
 def budgets(given: Budgets) -> list[Budget]:
     """The budgets, at least one.
 
-    Raises
-    ------
-    UsageError
-        One is no share in (0, 1], no number of tokens, or not a number.
+    Raises `UsageError`: one is no share in (0, 1], no number of tokens, or not a number.
     """
     found = [made for each in listed(given) for made in _budgets(each)]
     if not found:

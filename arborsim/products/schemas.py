@@ -32,10 +32,7 @@ def schema_names() -> list[str]:
 def schema_of(command: str) -> Schema:
     """The schema of what ``arborsim COMMAND --json`` prints.
 
-    Raises
-    ------
-    UnknownName
-        No such command prints JSON.
+    Raises `UnknownName`: no such command prints JSON.
     """
     from arborsim.core.errors import UnknownName
 

@@ -48,10 +48,7 @@ def encode(
     schema : pyarrow.Schema, optional
         `arrow_schema` of `info`, for callers that write many episodes, or pack them.
 
-    Raises
-    ------
-    UsageError
-        Columns are missing, unknown to this capture level, or of the wrong length.
+    Raises `UsageError`: columns are missing, unknown to this capture level, or of the wrong length.
     """
     schema = arrow_schema(info) if schema is None else schema
     missing = [name for name in REQUIRED if name not in columns]

@@ -99,10 +99,7 @@ def compare(
 ) -> Comparison:
     """Compare two results of one kind, each a record that `plot.plots` draws, with metadata.
 
-    Raises
-    ------
-    UsageError
-        There is no comparison of such results, or the two have nothing in common.
+    Raises `UsageError`: there is no comparison of such results, or the two have nothing in common.
     """
     if kind not in _KINDS:
         raise UsageError(f"{kind} results cannot be compared: {', '.join(_KINDS)} can")

@@ -59,10 +59,7 @@ def plots_of(report: Report, kind: str | None = None, metric: str | None = None)
     metric
         What a replay is plotted by, a name in `METRICS`; none for the first that is known.
 
-    Raises
-    ------
-    UsageError
-        There is no such plot, or nothing to draw.
+    Raises `UsageError`: there is no such plot, or nothing to draw.
     """
     results = report.product
     known = KINDS.get(results)

@@ -123,10 +123,7 @@ SPREADS = {
 def describe(reader: TraceReader) -> Description:
     """Read the structure of every episode once, and sum it up.
 
-    Raises
-    ------
-    TraceError
-        An episode is damaged.
+    Raises `TraceError`: an episode is damaged.
     """
     facts = tuple(episode_facts(episode) for episode in reader.episodes())
     values = {name: [getattr(fact, name) for fact in facts] for name in SPREADS}

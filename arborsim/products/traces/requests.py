@@ -51,10 +51,7 @@ def import_requests(
     RequestLog
         The requests in order of arrival, the format, and `notes` for who reads the result.
 
-    Raises
-    ------
-    UsageError
-        The log cannot be read or is damaged, or `out` cannot be written.
+    Raises `UsageError`: the log cannot be read or is damaged, or `out` cannot be written.
     """
     check_out(out, overwrite)
     reading = reading or Reading()

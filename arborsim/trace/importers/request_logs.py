@@ -89,10 +89,7 @@ def read_requests(
     reading : Reading, optional
         Columns of an unknown format, and what the log does not say.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be read, holds nothing, or is of an unknown format.
+    Raises `UsageError`: the file cannot be read, holds nothing, or is of an unknown format.
     """
     reading = reading or Reading()
     table = _Table.of(path)
