@@ -60,6 +60,7 @@ class Forward:
         self.peak = Peak(profile.flops_per_s, profile.hbm_bytes_per_s)
         self._products_s: dict[tuple[int, int], float] = {}
         self._experts_s: dict[int, float] = {}
+        self._prefill_s: dict[tuple[int, int], float] = {}
         self._attention: dict[tuple[str, int], Grid] = {}
         self._decodes: dict[int, Grid] = {}  # by window
         self._reduces: dict[bool, Grid] = {}
@@ -275,14 +276,18 @@ class Forward:
         """
         found = self._curves.get(sequences)
         if found is None:
-            grid, layers = self._decode(0), self.geometry.full_layers
-            measured = np.maximum(grid.axes[-1], 1.0)
-            between = [np.geomspace(a, b, _KNOTS, endpoint=False) for a, b in pairwise(measured)]
-            tokens = np.concatenate([*between, measured[-1] * 2.0 ** np.arange(5)])
-            seconds = layers * grid.seconds(float(sequences), tokens)
+            tokens = self._knots
+            seconds = self.geometry.full_layers * self._decode(0).seconds(float(sequences), tokens)
             seconds = np.maximum.accumulate(seconds)
             found = self._curves[sequences] = (sequences * tokens).tolist(), seconds.tolist()
         return found
+
+    @cached_property
+    def _knots(self) -> np.ndarray:
+        """Tokens of a sequence between which attention's seconds are taken to be linear."""
+        measured = np.maximum(self._decode(0).axes[-1], 1.0)
+        between = [np.geomspace(a, b, _KNOTS, endpoint=False) for a, b in pairwise(measured)]
+        return np.concatenate([*between, measured[-1] * 2.0 ** np.arange(5)])
 
     def attention_s(self, sequences: int, tokens: float) -> float:
         """The same at a number of tokens."""
@@ -314,12 +319,15 @@ class Forward:
 
     def prefill_attention_s(self, tokens: int, present: int = 0) -> float:
         """Attention of a prompt's `tokens` to themselves and to `present` ones before them."""
-        g = self.geometry
-        whole = tokens + present
-        share = 1.0 - (present / whole) ** 2
-        seconds = g.full_layers * share * float(self._prefill(0).seconds(1, whole))
-        if g.window_layers:
-            seconds += g.window_layers * float(self._prefill(g.window).seconds(1, tokens))
+        seconds = self._prefill_s.get((tokens, present))
+        if seconds is None:
+            g = self.geometry
+            whole = tokens + present
+            share = 1.0 - (present / whole) ** 2
+            seconds = g.full_layers * share * float(self._prefill(0).seconds(1, whole))
+            if g.window_layers:
+                seconds += g.window_layers * float(self._prefill(g.window).seconds(1, tokens))
+            self._prefill_s[tokens, present] = seconds
         return seconds
 
     def _decode(self, window: int) -> Grid:

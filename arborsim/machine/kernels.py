@@ -23,9 +23,10 @@ smallest after it.  Other measured times stay as they are.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -199,6 +200,8 @@ class Grid:
         """Seconds at points of all axes; numbers or arrays of one shape."""
         if not at:
             return np.asarray(np.exp(self._log))
+        if all(isinstance(each, int | float) for each in at) and (one := self._at_point(at)):
+            return np.asarray(one)
         points = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in at))
         inside = [np.clip(x, axis[0], axis[-1]) for x, axis in zip(points, self.axes, strict=True)]
         places = [_places(axis, x) for axis, x in zip(self.axes, inside, strict=True)]
@@ -215,6 +218,34 @@ class Grid:
             if self._roofline is not None:
                 return np.asarray(np.maximum(np.exp(found), self._roofline(*points)))
         return np.asarray(np.exp(found))
+
+    @cached_property
+    def _points(self) -> list[tuple[list[float], list[float]]]:
+        """Values of each axis, and their logarithms."""
+        return [(axis.tolist(), np.log(np.maximum(axis, 0.5)).tolist()) for axis in self.axes]
+
+    def _at_point(self, at: tuple[float, ...]) -> float:
+        """`seconds` at one point within the axes, to the last bit; 0.0 outside.
+
+        Most are asked for one by one, and arrays of one number cost ten times as much.
+        """
+        corners: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
+        for (axis, logs), x in zip(self._points, at, strict=True):
+            if not axis[0] <= x <= axis[-1]:
+                return 0.0
+            low = bisect_right(axis, x) - 1
+            high = min(low + 1, len(axis) - 1)
+            width = logs[high] - logs[low]
+            share = (float(np.log(max(x, 0.5))) - logs[low]) / width if width > 0 else 0.0
+            corners = [
+                (weight * part, (*place, end))
+                for weight, place in corners
+                for part, end in ((1 - share, low), (share, high))
+            ]
+        found = 0.0
+        for weight, place in corners:
+            found += weight * float(self._log[place])
+        return float(np.exp(found))
 
     def basis(self, *at: float) -> Basis:
         """The basis of the seconds at a point."""

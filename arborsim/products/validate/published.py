@@ -78,11 +78,16 @@ def machine_of(run: ServingRun) -> ServedMachine:
     _check_model(run.model)
     if run.data_parallel > 1:
         raise UsageError("several copies of the model, each with its share of the clients")
-    profile = load_profile(profile_name(run.gpu), engine=engine_of(run))
+    profile = _served(profile_name(run.gpu), engine_of(run))
     geometry = with_kv_dtype(_geometry(run), kv_dtype(run))
     tensor, expert = run.tensor_parallel, max(1, run.expert_parallel)
     options = ServingOptions(preemption="recompute", tensor_parallel=tensor, expert_parallel=expert)
     return ServedMachine(profile, geometry, options)
+
+
+@cache
+def _served(gpu: str, engine: str) -> HardwareProfile:
+    return load_profile(gpu, engine=engine)
 
 
 def engine_of(run: ServingRun) -> str:
