@@ -133,7 +133,7 @@ class MaskedExecutor:
     def rounded(self, codec: Codec, vectors: Tensor) -> Tensor:
         """Keys and values ``[2, KV heads, tokens, head_dim]`` as a format gives them back."""
         data, scale = codec.encode(vectors)
-        together = getattr(codec, "together", 1)
+        together = getattr(codec, "scale_tokens", 1)
         if scale is not None and together > 1:  # each token with its group's scales, and its number
             number = torch.arange(vectors.shape[2], dtype=torch.int16) % together
             number = number.view(torch.uint8).view(1, 1, -1, 2).expand(1, vectors.shape[1], -1, 2)
