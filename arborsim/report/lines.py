@@ -158,9 +158,10 @@ def _drawn(title: str, table: Table[R], gap: int, longest: int) -> _Drawn:
     reasons = {}
     before = None
     for number, row in enumerate(table.rows):
-        if before is not None and table.section(row) != before:
-            rows.append(None)
-        before = table.section(row)
+        if (section := table.section(row)) != before:
+            rows += [None] * (before is not None)
+            rows += [([f" {plain(section)}"], "italic")] if table.titled and section else []
+        before = section
         if reason := table.reason(row):
             reasons[len(rows)] = plain(reason)
         lines = joined([cells[number] for _, _, _, cells in columns])

@@ -82,6 +82,7 @@ class Shown:
     #: What takes its place in a terminal of some width; None for the table as it is.
     printed: Callable[[int], Iterable[Printed]] | None = None
     noted: bool = False  #: whether a terminal shows it only among all notes
+    deciding: Sequence[str] = ()  #: columns that a terminal shows without all notes; () for all
     implied: Sequence[str] = ()  #: columns that go first where a terminal has no room
     names: Sequence[str] = ()  #: columns that go from all but the first table of a terminal
     legend: Sequence[str] = ()  #: follows in a terminal, where columns have no meanings

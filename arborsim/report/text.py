@@ -26,7 +26,7 @@ def print_report(report: Report, console: Console | None = None, notes: bool = F
     console = console or terminal()
     for place, line in enumerate(report.leading):
         console.print(plain(line), style="" if place else "bold", markup=False)
-    if report.leading:
+    if report.leading and report.subtitle:
         console.print()
     if report.subtitle:
         style = "dim" if report.leading else "bold"
@@ -53,7 +53,10 @@ def print_report(report: Report, console: Console | None = None, notes: bool = F
 
 def _print_table(shown: Shown, console: Console, explained: bool) -> None:
     if shown.printed is None:
-        print_tables(console, [("", shown.table)], implied=shown.implied)
+        table, keys = shown.table, shown.deciding
+        if keys and not explained:
+            table = table.under([column for column in table.columns if column.key in keys])
+        print_tables(console, [("", table)], implied=() if explained else shown.implied)
     else:
         for heading, about, content in shown.printed(console.width):
             if heading or about:

@@ -46,7 +46,7 @@ def interval(low: float, high: float) -> str:
 def score(right: int, judged: int, low: float, high: float) -> str:
     """Right answers with the interval of their share, for sentences."""
     return (
-        f"{right}/{judged} ({100 * right / judged:.1f} %, 95% interval {100 * low:.1f} to "
+        f"{right}/{judged} ({100 * right / judged:.1f}%, 95% interval {100 * low:.1f} to "
         f"{100 * high:.1f})"
     )
 

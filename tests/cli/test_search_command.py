@@ -50,16 +50,18 @@ def test_tables_fit_the_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= columns
     text = "\n".join(lines)
-    heading = " ".join(" ".join(lines).split()[:40])
+    assert lines[0].startswith("At width 16, no search reaches REBASE's accuracy; ")
     assert (
         "bank.parquet: 4 problems of random, simulated on GPU h200 under vllm, default host; "
-        in heading
+        in " ".join(text.split())
     )
     assert "model llama-3.1-8b, 16-bit KV (131,072 B/token)" in " ".join(text.split())
     for name in ("rebase", "ets-kv", "self-consistency", "dpts", "mcts", "linear"):
         assert f" {name} " in text
     assert "…" not in text, "a cell was cut"
-    assert text.count("Answers and KV size") == 1
+    assert len([line for line in lines if line.startswith(" search ")]) == 1, "one table"
+    below = text.rpartition("\n\n")[2]
+    assert below.endswith(": --notes")
 
 
 def test_results_are_the_same_to_the_byte_for_any_number_of_jobs(
@@ -94,6 +96,7 @@ def test_a_host_and_another_type_of_cache(
     page, sizes = tmp_path / "r.html", []
     command = ["search", str(bank), "--algorithm", "rebase", "--width", "8", "--episodes", "1"]
     command += ["--model", "llama-3.1-8b", "--policy", "streaming-llm", "--budget", "0.5"]
+    command += ["--notes"]
     for options in ([], ["--kv-dtype", "fp8", "--host", "ddr4-256gb", "--report", str(page)]):
         out = tmp_path / "r.csv"
         assert main([*command, *options, "--out", str(out)]) == 0
@@ -133,7 +136,7 @@ def test_policies_and_budgets(
     command += ["--policy", "full,streaming-llm", "--budget", "0.5,0.8"]
     assert main([*command, "--set", "sinks=2", "--set", "temperature=0.4"]) == 0
     shown = capsys.readouterr().out
-    assert "policy streaming-llm at budget 0.8" in shown
+    assert "\n streaming-llm at budget 0.8\n" in shown
     frame = pd.read_parquet(out)
     assert frame.groupby(["policy", "budget"], sort=False).size().to_dict() == {
         ("full", "any"): 4, ("streaming-llm", "0.5"): 4, ("streaming-llm", "0.8"): 4,
@@ -150,7 +153,7 @@ def test_a_sweep_names_a_value(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     command = ["search", str(bank), "--algorithm", "ets,ets-kv", "--width", "8"]
-    assert main([*command, "--sweep", "lambda_b=1,2"]) == 0
+    assert main([*command, "--sweep", "lambda_b=1,2", "--notes"]) == 0
     printed = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in printed.splitlines()) <= 80
     shown = " ".join(printed.split())
@@ -198,7 +201,7 @@ def test_what_a_budget_is_too_small_for_is_a_row(
                "full,streaming-llm", "--budget", "2,0.9", "--out", str(out)]  # fmt: skip
     assert main([*command, "--report", str(page)]) == 0
     shown = capsys.readouterr().out
-    _, _, block = shown.partition("policy streaming-llm at budget 2\n")
+    _, _, block = shown.partition(" streaming-llm at budget 2\n")
     assert re.search(r"^ rebase +4 +needs \d+ tokens or more: ", block, re.MULTILINE)
     assert "left out:" not in shown, "said once"
     tables, _, _ = shown.partition("wrote ")  # paths are as long as they are
@@ -226,11 +229,10 @@ def test_a_bank_without_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture
     error = fail(capsys, bare, "--algorithm", "ets")
     assert "or search with ets-kv" in error
     assert main(["search", str(bare), "--algorithm", "ets", "--set", "lambda_d=0"]) == 0
-    assert main(["search", str(bare), "--algorithm", "all", "--width", "2"]) == 0
+    assert main(["search", str(bare), "--algorithm", "all", "--width", "2", "--notes"]) == 0
     shown = capsys.readouterr().out
-    assert "Left out:" in shown
-    assert "  ets clusters thoughts by embeddings" in shown
-    assert "  dvts-4: subtrees must be 1 to width (2)" in shown
+    assert "\nets clusters thoughts by embeddings" in shown
+    assert "\ndvts-4: subtrees must be 1 to width (2)" in shown
 
 
 def test_a_broken_off_run_keeps_what_is_done(

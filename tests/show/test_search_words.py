@@ -40,42 +40,45 @@ def lines(*results: list[SearchResult]) -> list[str]:
 
 
 def test_the_least_kv_that_reaches_rebase() -> None:
-    (lead, best) = lines(
+    (lead, best, evidence) = lines(
         several("rebase", 50, 100), several("ets", 50, 100, kv=60),
         several("ets-kv", 30, 100, kv=40), several("beam-4", 60, 100, kv=90),
     )  # fmt: skip
     assert lead == (
-        "At width 16, ets reaches REBASE's accuracy with 0.60 times its KV size: it solves 50/100 "
-        "(50.0 %, 95% interval 39.8 to 60.2), REBASE 50/100 (50.0 %, 95% interval 39.8 to 60.2). "
-        "The intervals overlap; of the same 100 problems, only ets solves 0 and only REBASE 0, a "
-        "difference of 0 points (95% interval \u22124.3 to +4.3): 100 problems are too few to show "
-        "a difference."
+        "At width 16, ets reaches REBASE's accuracy with 0.60 times its KV size: 50/100 against "
+        "50/100, a difference of 0 points (95% interval \u22124.3 to +4.3)."
+    )
+    assert evidence == (
+        "It solves 50/100 (50.0%, 95% interval 39.8 to 60.2), REBASE 50/100 (50.0%, 95% interval "
+        "39.8 to 60.2). The intervals overlap; of the same 100 problems, only ets solves 0 and "
+        "only REBASE 0, a difference of 0 points (95% interval \u22124.3 to +4.3): 100 problems "
+        "are too few to show a difference."
     )
     assert best == (
-        "beam-4 at width 16 solves most: 60/100 (60.0 %, 95% interval 49.7 to 69.7), with 0.90 "
+        "beam-4 at width 16 solves most: 60/100 (60.0%, 95% interval 49.7 to 69.7), with 0.90 "
         "times REBASE's KV size."
     )
 
 
 def test_intervals_that_tell_apart() -> None:
-    (lead, _) = lines(several("rebase", 20, 100), several("ets", 90, 100, kv=50))
-    assert "The intervals do not overlap; of the same 100 problems, only ets solves 70" in lead
-    assert "and only REBASE 0, a difference of +70.0 points" in lead
-    assert lead.endswith("): more than chance.")
+    (*_, evidence) = lines(several("rebase", 20, 100), several("ets", 90, 100, kv=50))
+    assert "The intervals do not overlap; of the same 100 problems, only ets solves 70" in evidence
+    assert "and only REBASE 0, a difference of +70.0 points" in evidence
+    assert evidence.endswith("): more than chance.")
 
 
 def test_no_search_reaches_rebase_or_needs_less() -> None:
-    (lead, best) = lines(several("rebase", 9, 10), several("ets", 2, 10, kv=10),
+    (lead, best, _) = lines(several("rebase", 9, 10), several("ets", 2, 10, kv=10),
                          several("beam-4", 5, 10, kv=90))  # fmt: skip
     assert lead.startswith(
         "At width 16, no search reaches REBASE's accuracy; beam-4 comes closest, with 0.90 times"
     )
     assert best.startswith("rebase at width 16 solves most: 9/10")
     assert best.endswith("99.7).")
-    (lead, _) = lines(several("rebase", 5, 10, kv=1000), several("ets", 5, 10, kv=1003))
-    assert lead.startswith("At width 16, ets reaches REBASE's accuracy with its KV size: it")
-    (lead, _) = lines(several("rebase", 5, 10), several("ets", 6, 10, kv=150))
-    assert "with less KV; ets does with 1.50 times its KV size: it solves 6/10" in lead
+    (lead, *_) = lines(several("rebase", 5, 10, kv=1000), several("ets", 5, 10, kv=1003))
+    assert lead.startswith("At width 16, ets reaches REBASE's accuracy with its KV size: 5/10")
+    (lead, *_) = lines(several("rebase", 5, 10), several("ets", 6, 10, kv=150))
+    assert "with less KV; ets does with 1.50 times its KV size: 6/10" in lead
 
 
 def test_other_widths_follow_in_short() -> None:
@@ -90,7 +93,8 @@ def test_other_widths_follow_in_short() -> None:
         "5/10, a difference of 0 points (95% interval \u221235.5 to +35.5)."
     )
     assert found[2].startswith("ets at width 64 solves most: 7/10")
-    assert len(found) == 3
+    assert found[3].startswith("It solves 7/10")
+    assert len(found) == 4
 
 
 def test_what_other_policies_make_of_the_answer() -> None:
@@ -109,10 +113,10 @@ def test_what_other_policies_make_of_the_answer() -> None:
         for policy, budget, simulated in (("full", "any", whole), ("arborkv", "0.5", half))
         for r in (*several("rebase", 5, 10), *several("ets", 5, 10, kv=50))
     ]
-    _, other, _ = summarise(found, rows_of(found))
+    _, other, *_ = summarise(found, rows_of(found))
     assert other == (
         "Under arborkv at budget 0.5, ets at width 16 peaks at 0.40 times the HBM that it needs "
-        "under full (400 B against 1.00 kB), in 1.50 times the time, and keeps 90.0 % of the "
+        "under full (400 B against 1.00 kB), in 1.50 times the time, and keeps 90.0% of the "
         "attention."
     )
     # Where a budget left problems out, the others are left out of the comparison.
@@ -122,15 +126,15 @@ def test_what_other_policies_make_of_the_answer() -> None:
         for r in found
         if r.policy == "full" or r.episode <= 3
     ]
-    _, other, _ = summarise(uneven, rows_of(uneven))
-    assert other.endswith("(400 B against 1.00 kB), in 1.50 times the time, and keeps 90.0 % of "
+    _, other, *_ = summarise(uneven, rows_of(uneven))
+    assert other.endswith("(400 B against 1.00 kB), in 1.50 times the time, and keeps 90.0% of "
                           "the attention. On 4 of 10 problems.")  # fmt: skip
 
 
 def test_without_anything_to_compare_with() -> None:
     assert lines() == ["No search was completed."]
     (line,) = lines(several("ets", 3, 4))
-    assert line.startswith("ets at width 16 solves most: 3/4 (75.0 %")
+    assert line.startswith("ets at width 16 solves most: 3/4 (75.0%")
     assert line.endswith("REBASE was not run, so nothing is compared with it.")
     (line,) = lines(several("rebase", 3, 4))
     assert line.endswith("Nothing else was run that could be compared with it.")
@@ -146,8 +150,8 @@ def test_sizes_are_compared_where_they_count_the_same() -> None:
     apart = [name for name in search_names() if not find_search(name).by_levels]
     assert apart == ["dpts", "mcts", "tot-dfs"]
     found = [*several("rebase", 5, 10), *several("dpts", 9, 10, kv=1), *several("ets", 5, 10)]
-    lead, best = summarise(found, rows_of(found))
-    assert lead.startswith("At width 16, ets reaches REBASE's accuracy with its KV size: it")
+    lead, best, _ = summarise(found, rows_of(found))
+    assert lead.startswith("At width 16, ets reaches REBASE's accuracy with its KV size: 5/10")
     assert best.startswith("dpts at width 16 solves most: 9/10")
     assert "KV size" not in best
     assert any(line.startswith("dpts comes back") for line in cautions(found, rows_of(found)))
@@ -160,7 +164,7 @@ def test_what_the_bank_lacked_is_said() -> None:
     few = [replace(r, bank_misses=r.episode == 0, model_calls=800) for r in several("dpts", 5, 10)]
     other = [replace(r, policy="h2o", budget="0.5", model_calls=18) for r in short]
     text = missing(rows_of([*found, *short, *few, *other]))
-    assert "ets at width 16: 20.0 %; dpts at width 16: <0.1 %. Such a search" in text
+    assert "ets at width 16: 20.0%; dpts at width 16: <0.1%. Such a search" in text
 
 
 def test_a_width_that_the_bank_could_not_serve_does_not_lead() -> None:
@@ -169,12 +173,12 @@ def test_a_width_that_the_bank_could_not_serve_does_not_lead() -> None:
         for r in (*several("rebase", 5, 10), *several("ets", 5, 10, kv=10))
     ]
     found = [*several("rebase", 5, 10), *several("ets", 5, 10, kv=90), *wide]
-    lead, other, _ = summarise(found, rows_of(found))
+    lead, other, *_, evidence = summarise(found, rows_of(found))
     assert lead.startswith("At width 16, ets reaches REBASE's accuracy with 0.90 times")
-    assert lead.endswith("too few to show a difference.")
+    assert evidence.endswith("too few to show a difference.")
     assert other.startswith("At width 64, ets reaches REBASE's accuracy with 0.10 times")
     assert other.endswith(
-        " Up to 20.0 % of the thoughts that one of the two asked for were not recorded."
+        " Up to 20.0% of the thoughts that one of the two asked for were not recorded."
     )
 
 

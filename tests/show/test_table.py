@@ -102,7 +102,7 @@ def test_footnotes_are_said_once_for_all_traces():
 @pytest.mark.parametrize(
     "columns",
     [replay.NAMES, replay.MEMORY, replay.TIME, search.NAMES, search.ANSWERS, search.MEMORY,
-     search.WORK, live.NAMES, live.ANSWERS, live.MEMORY, live.TIME],
+     search.WORK, live.ANSWERS, live.MEMORY, live.TIME],
 )  # fmt: skip
 def test_no_word_of_a_head_is_broken(columns):
     """Each line of a head holds whole words of it, of its title or of its meaning."""

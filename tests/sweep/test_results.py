@@ -67,8 +67,9 @@ def test_the_command_exports_what_python_gives(
                str(names["parquet"]), "--report", str(names["html"])]  # fmt: skip
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "a.parquet: h100, recall near" in said
-    assert "All cells: vllm" in said
+    assert "\nMeans of " in said
+    assert "Groups are shown" in said
+    assert "\nAll cells: vllm" in said
     assert "streaming-llm" in said
     frame = arborsim.results(cells).to_pandas()
     pd.testing.assert_frame_equal(pd.read_parquet(names["parquet"]), frame, check_dtype=False)

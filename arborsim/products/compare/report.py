@@ -11,9 +11,10 @@ from arborsim.core import documents
 from arborsim.products.compare.match import SHARES, Comparison, Pair, change, turns
 from arborsim.report.report import Listed, Printed, Report, Section, Shown
 from arborsim.report.table import LABEL, Column, Table, name_column
-from arborsim.report.words import counted, plain
+from arborsim.report.words import counted
 
 _MOST_NAMED = 8
+_MOST_LED = 3  # figures that the answer names
 
 
 def report_of(found: Comparison, names: tuple[str, str], commands: tuple[str, str]) -> Report:
@@ -24,20 +25,51 @@ def report_of(found: Comparison, names: tuple[str, str], commands: tuple[str, st
     changed = found.changed()
 
     def printed(width: int) -> Iterator[Printed]:
-        for side, name, command in zip("AB", names, commands, strict=True):
-            yield f"{side} {name}", command, ()
-        yield "", "", [plain(f"{key}: {a} -> {b}") for key, (a, b) in found.settings.items()]
         for trace in dict.fromkeys(pair.trace for pair in found.pairs if changed):
             own = [pair for pair in found.pairs if pair.trace == trace]
             about = counted(own[0].searches, "search") + " in both" if own[0].searches else ""
             yield trace or ("All" if about else ""), about, _tables(found, own, changed)
 
     whole = Table(found.pairs, ())
+    made = [
+        f"{side} {name}  {command}"
+        for side, name, command in zip("AB", names, commands, strict=True)
+    ]
     sections = (
-        Section("answer", "The answer", (Listed([*_notes(found, changed)]),)),
+        Section("answer", "The answer", (Listed([*_notes(found, changed), *made]),)),
         Section("table", "Differences", (Shown(whole, printed=printed),)),
     )
-    return Report("compare", "Two runs compared", "", sections)
+    settings = "; ".join(f"{key}: {a} -> {b}" for key, (a, b) in found.settings.items())
+    return Report(
+        "compare",
+        "Two runs compared",
+        settings or "No setting differs.",
+        sections,
+        leading=_leading(found, changed),
+    )
+
+
+def _leading(found: Comparison, changed: Sequence[Column[Any]]) -> list[str]:
+    """Say which figures differ most, and between which rows."""
+    what = counted(len(found.pairs), {"plan": "candidate"}.get(found.kind, "setting"))
+    if not changed:
+        return [f"No figure differs: {what} compared by {_listed(found.columns)}."]
+    far = {column.key: _farthest(column, found) for column in changed}
+    order = sorted(changed, key=lambda column: -abs(change(column, far[column.key])))
+    named = [
+        f"{_listed([column])} {said(column, far[column.key])} "
+        f"under {' '.join(far[column.key].names)}"
+        for column in order[:_MOST_LED]
+    ]
+    more = len(changed) - len(named)
+    others = f", and {counted(more, 'other figure')}" if more else ""
+    return [f"B differs from A in {'; '.join(named)}{others} (most of {what})."]
+
+
+def _farthest(column: Column[Any], found: Comparison) -> Pair:
+    """Where a figure differs most; of the oracle only if there is nothing else."""
+    able = [pair for pair in found.pairs if not getattr(pair.first, "is_oracle", False)]
+    return max(able or found.pairs, key=lambda pair: abs(change(column, pair)))
 
 
 def _tables(
@@ -88,11 +120,7 @@ def said(column: Column[Any], pair: Pair) -> str:
 
 
 def _notes(found: Comparison, changed: Sequence[Column[Any]]) -> Iterator[str]:
-    what = counted(len(found.pairs), {"plan": "candidate"}.get(found.kind, "setting"))
-    same = [column for column in found.columns if column not in changed]
-    if not changed:
-        yield f"No figure differs: {what} compared by {_listed(same)}."
-    elif same:
+    if changed and (same := [column for column in found.columns if column not in changed]):
         yield f"The same in both: {_listed(same)}."
     if any(pair.gained or pair.lost for pair in found.pairs):
         yield "+ and - of right answers: problems that only B, and only A, got right."

@@ -19,7 +19,7 @@ def fidelity(options: FidelityOptions, output: ReportOptions) -> None:
         running.run()
     except (KeyboardInterrupt, ArborsimError) as ended:
         if found.results and not output.json:
-            running.results().print()
+            running.results().print(notes=output.notes)
         if isinstance(ended, ArborsimError):
             raise
         raise KeyboardInterrupt(f": {running.kept()}") from None

@@ -10,6 +10,7 @@ from arborsim.core.units import quantity
 from arborsim.play.fidelity import PARTS
 from arborsim.play.results import ANY
 from arborsim.products.fidelity.tables import (
+    DECIDING,
     FIGURES,
     IMPLIED,
     NAMES,
@@ -25,6 +26,7 @@ from arborsim.products.fidelity.tables import (
     scope,
 )
 from arborsim.products.provenance import parameters
+from arborsim.products.replay.report import MOST_SENTENCES
 from arborsim.report import page
 from arborsim.report.report import Answer, Choice, Facts, Figures, Report, Section, Shown
 from arborsim.report.table import Table, shown
@@ -39,6 +41,7 @@ _MEANS = (
 def report_of(report: FidelityReport) -> Report:
     """Make the report of a run."""
     rows, facts = rows_of(report), report.facts
+    said, known = summarise(rows), cautions(report, rows)
     table = Table(
         rows,
         shown((*NAMES, *FIGURES), rows) if rows else NAMES,
@@ -46,9 +49,10 @@ def report_of(report: FidelityReport) -> Report:
         look=lambda row: "baseline" if row.is_baseline else "",
     )
     legend = (_MEANS,) if rows else ()
-    figures = Shown(table, "fidelity", "Fidelity", implied=IMPLIED, legend=legend)
+    decide = (*(column.key for column in NAMES), *DECIDING)
+    figures = Shown(table, "fidelity", "Fidelity", deciding=decide, implied=IMPLIED, legend=legend)
     sections = [
-        Section("answer", "The answer", (Answer(summarise(rows)), *cautions(report, rows))),
+        Section("answer", "The answer", (Answer(said), *known)),
         Section("table", "All settings", (_MEANS, *[figures] * bool(rows))),
     ]
     kinds = "masked" if report.masked else "removed"
@@ -62,6 +66,8 @@ def report_of(report: FidelityReport) -> Report:
         partial(_pictures, rows),
         (Facts("Settings", _settings(report)), Facts("Columns", table.definitions())),
         {"arborsim-fidelity.csv": partial(fidelity_frame, report)},
+        leading=said[:MOST_SENTENCES],
+        telling=known,
     )
 
 
@@ -95,14 +101,20 @@ def summarise(rows: Sequence[FidelityRow]) -> list[str]:
     others = [row for row in rows if not row.is_baseline]
     if not rows:
         return ["No budget could hold a document."]
-    said = [_at(own) for own in _by_budget(others).values()]
+    whole = scope(rows)
+
+    def over(some: Sequence[FidelityRow]) -> str:
+        """On what they rest, where that is less than what the run rests on."""
+        return "" if scope(some) == whole else f" over {scope(some)}"
+
+    said = [_at(own, over(own)) for own in _by_budget(others).values()]
     said += [
-        f"{row.label} keeps no budget: {_figures(row)} over {scope([row])}."
+        f"{row.label} keeps no budget: {_figures(row)}{over([row])}."
         for row in others
         if row.budget == ANY
     ]
     most = max(rows, key=lambda row: row.tokens)
-    said.append(f"Full retention's perplexity is {most.full_perplexity:,.3g} over {scope([most])}.")
+    said.append(f"Full retention's perplexity is {most.full_perplexity:,.3g}.")
     return said
 
 
@@ -118,23 +130,22 @@ def _size(budget: str) -> float:
     return 0.0 if budget == ANY else float(budget)
 
 
-def _at(rows: Sequence[FidelityRow]) -> str:
+def _at(rows: Sequence[FidelityRow], over: str) -> str:
     """Which policy is closest at a budget, or which cannot be distinguished."""
-    over, place = scope(rows), f"At budget {rows[0].budget}"
-    best = closest(rows)
+    place, best = f"At budget {rows[0].budget}", closest(rows)
     if best is not None:
-        return f"{place} {best.label} is closest to full retention: {_figures(best)} over {over}."
+        return f"{place} {best.label} is closest to full retention: {_figures(best)}{over}."
     able = sorted((row for row in rows if row.bounded), key=lambda row: row.kl.value)
     if len(able) < 2:
         row = (able or rows)[0]
-        return f"{place} {row.label} has {_figures(row)} over {over}."
+        return f"{place} {row.label} has {_figures(row)}{over}."
     if able[0].documents < 2:
-        return f"{place} no policy is called closest, as one document gives no intervals: {over}."
+        return f"{place} no policy is called closest, as one document gives no intervals{over}."
     least = max(able[0].kl.high, ROUNDING)
     tied = [row.label for row in able if row.kl.low <= least]
     return (
         f"{place} {listed(tied)} cannot be distinguished (their intervals overlap): {tied[0]} has "
-        f"{_figures(able[0])} over {over}."
+        f"{_figures(able[0])}{over}."
     )
 
 

@@ -195,8 +195,9 @@ _FUNCTIONS: dict[str, Callable[[FidelityRow], Any]] = {
 }
 #: Columns by group: ``columns.toml`` declares them.
 NAMES, FIGURES = read_columns("arborsim.products.fidelity", _FUNCTIONS).values()
-#: Columns that others imply: the first to go where there is no room.
-IMPLIED = ("ratio_interval", "agreement_interval", "perplexity", "peak", "documents")
+#: Figures that a terminal shows at once, and what of them goes first where there is no room.
+DECIDING = ("kl", "kl_interval", "agreement", "agreement_interval", "ratio", "peak")
+IMPLIED = ("agreement_interval",)
 
 
 def scope(rows: Iterable[FidelityRow]) -> str:

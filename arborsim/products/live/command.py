@@ -24,7 +24,7 @@ def _run(running: LiveRun, output: ReportOptions, files: dict[str, Path]) -> Non
 
     def show_unfinished() -> None:
         if found.results and not output.json:
-            running.results().print()
+            running.results().print(notes=output.notes)
 
     try:
         running.run()

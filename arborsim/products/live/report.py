@@ -16,7 +16,7 @@ from arborsim.play.results import ANY, at_budget
 from arborsim.products.live import tables as live
 from arborsim.products.provenance import parameters
 from arborsim.products.replay.figures import memory, time_splits
-from arborsim.products.replay.report import SORTS
+from arborsim.products.replay.report import MOST_SENTENCES, SORTS
 from arborsim.products.replay.tables import GROUPS, NAMES
 from arborsim.report import page
 from arborsim.report.report import Answer, Choice, Facts, Figures, Listed, Report, Section, Shown
@@ -36,6 +36,8 @@ _LEADING = ("peak_hbm", "hbm_vs_full", "peak_ddr", "total", "tokens_per_s", "spe
 def report_of(report: live.LiveReport) -> Report:
     """Make the report of a live run."""
     rows, facts = live.live_rows(report), report.facts
+    masked = bool(report.request.get("masked"))
+    said, known = summarise(rows, timed=not masked), live.cautions(report, rows)
     columns = (*NAMES, *live.ANSWERS, *live.MEMORY, *GROUPS["page"], *live.TIME)
     table = Table(
         rows,
@@ -45,12 +47,12 @@ def report_of(report: live.LiveReport) -> Report:
     )
     compared = Shown(
         table,
-        printed=partial(live.printed, rows),
+        deciding=(*live.DECIDING, *live.SPEED * (not masked)),
         implied=live.IMPLIED,
         legend=(live.LEGEND,) if rows else (),
     )
     sections = [
-        Section("answer", "The answer", (Answer(summarise(rows)), *live.cautions(report, rows))),
+        Section("answer", "The answer", (Answer(said), *known)),
         Section("table", "All settings", (f"{SORTS} {_SUMS}", *[compared] * bool(rows))),
     ]
 
@@ -82,6 +84,8 @@ def report_of(report: live.LiveReport) -> Report:
         ),
         {"arborsim-live.csv": partial(live.live_frame, report)},
         start=_cell(first.policy, first.budget) if first else "",
+        leading=said[:MOST_SENTENCES],
+        telling=known,
     )
 
 
@@ -111,11 +115,11 @@ def _settings(report: live.LiveReport) -> dict[str, str]:
 # --- the answer ---
 
 
-def summarise(rows: Sequence[live.LiveRow]) -> list[str]:
+def summarise(rows: Sequence[live.LiveRow], timed: bool = True) -> list[str]:
     """Sentences about the rows; the first is the answer.
 
     What full retention solves, which settings answer measurably worse and what so few problems
-    cannot show, and what the smallest of the others needs and solves.
+    cannot show, and what the smallest of the others needs and solves; then speeds, if `timed`.
     """
     if not rows:
         return ["Nothing could be run."]
@@ -139,7 +143,8 @@ def summarise(rows: Sequence[live.LiveRow]) -> list[str]:
     solves = f"; it solves {_score(small)}" if small.judged else ""
     said.append(f"{of}{_name(small)} needs the least HBM: {_memory(small)}{solves}.")
     speeds = {row.relative.tokens_per_s: _name(row) for row in others}
-    if known := sorted(speed for speed in speeds if not math.isnan(speed)):
+    known = sorted(speed for speed in speeds if not math.isnan(speed))
+    if timed and known:
         ends = dict.fromkeys((known[0], known[-1]))
         named = " to ".join(f"{speed:.2f} ({speeds[speed]})" for speed in ends)
         said.append(f"Speed relative to full retention: {named}.")

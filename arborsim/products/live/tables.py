@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,16 @@ from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.play.live_log import describe
 from arborsim.play.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
 from arborsim.policies.base import hints_of
-from arborsim.products.replay.tables import COLUMNS, NAMES, flat_measurements
+from arborsim.products.replay.tables import COLUMNS, flat_measurements
 from arborsim.products.replay.words import budget_of_reading
-from arborsim.report.report import Printed
-from arborsim.report.table import Table, read_columns, shown
+from arborsim.report.table import read_columns
 from arborsim.report.words import counted, hundredths, interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns that others imply: the first to go where there is no room.
-IMPLIED = ("speed_vs_full", "rehydrations", "prefill")
+#: Columns that others imply: the first to go where a terminal has no room.
+IMPLIED = ("total", "speed_vs_full")
 LEGEND = (
     "Peaks are the largest of any search, with the prefill: they can exceed the budget; tokens "
     "moved and times are sums over searches."
@@ -204,19 +203,12 @@ _FUNCTIONS: dict[str, Callable[[LiveRow], Any]] = {
 }
 #: Columns by group: ``columns.toml`` declares them.
 ANSWERS, MEMORY, TIME = read_columns("arborsim.products.live", _FUNCTIONS, COLUMNS).values()
-_GROUPS = (("Answers", ANSWERS), ("Memory and moves", MEMORY), ("Time", TIME))
-
-
-def printed(rows: Sequence[LiveRow], width: int) -> Iterator[Printed]:
-    """Three tables, or fewer where two fit side by side."""
-    yield (
-        "",
-        "",
-        [
-            (title, Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.budget_label))
-            for title, columns in _GROUPS
-        ],
-    )
+#: What a terminal shows at once: answers, memory and, but for masked runs, speed.
+DECIDING = (
+    *("policy", "budget", "correct", "interval", "difference", "p", "peak_hbm", "hbm_vs_full"),
+    "peak_ddr",
+)
+SPEED = ("total", "tokens_per_s", "speed_vs_full")
 
 
 def left_out(report: LiveReport) -> dict[tuple[str, str], list[str]]:

@@ -5,7 +5,7 @@ What is drawn is plain data, within limits on its size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -114,7 +114,7 @@ def report_of(result: ReplayResult, known: Answers | None = None, view: str = "a
         lambda: {"trees": _trees(result.pictures), "maps": _maps(result.token_maps)},
         _cell(best.policy, best.budget) if best else "",
         nothing="" if rows else "nothing was replayed",
-        leading=_leading(by_trace),
+        leading=lead(by_trace),
         telling=telling(result, rows),
     )
 
@@ -131,7 +131,7 @@ def _subtitle(result: ReplayResult, by_trace: dict[str, list[Row]]) -> str:
     return f"{searches}.{on}"
 
 
-def _leading(by_trace: dict[str, list[Row]]) -> list[str]:
+def lead(by_trace: Mapping[str, Sequence[Row]]) -> list[str]:
     """The answer of a trace, or the first sentence of each of several."""
     found = {trace: sentences for trace, own in by_trace.items() if (sentences := summarise(own))}
     if len(found) == 1:

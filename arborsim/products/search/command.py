@@ -73,7 +73,7 @@ def _show(results: SearchResults, problems: list[int], output: SearchOutput) -> 
     if output.json:
         print(results.to_json())
     else:
-        results.print()
+        results.print(notes=output.notes)
     if output.out is not None and (results.raw or results.complete):
         results.save(output.out)
         print(f"wrote {output.out}", file=messages)

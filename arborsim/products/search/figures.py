@@ -115,6 +115,6 @@ def _accuracies(
 def _point(row: Row, place: float, unit: str) -> str:
     size = f"{place:.3g} {unit}".strip()
     return page.label(f"{row.label}, width {row.width}: {size}") + (
-        f"<br>{row.right}/{row.judged} right, {100 * row.accuracy:.1f} %, "
+        f"<br>{row.right}/{row.judged} right, {100 * row.accuracy:.1f}%, "
         f"95% interval {100 * row.low:.1f} to {100 * row.high:.1f}"
     )

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from arborsim.play.results import at_budget
-from arborsim.products.replay.report import ASSUMED, SORTS
+from arborsim.products.replay.report import ASSUMED, MOST_SENTENCES, SORTS
 from arborsim.products.search.figures import against_size, against_width
 from arborsim.products.search.results import SearchResult, SkippedSearch, rows_of
 from arborsim.products.search.results import SearchRow as Row
 from arborsim.products.search.tables import (
     ANSWERS,
+    DECIDING,
+    IMPLIED,
     LEGEND,
     MEMORY,
     NAMES,
     VERSUS,
     WORK,
     cells_of,
-    printed,
     reference,
 )
 from arborsim.products.search.trees import MOST_TEXT, ProblemTrees, cell_name
@@ -60,6 +60,7 @@ _TREE = (
     "its tokens. Move the slider through the steps of the search; point at a thought, tap it, or "
     "walk through the tree with the arrow keys to read it."
 )
+_RAN_OUT = "The bank ran out of thoughts."
 _SWITCHES = (("tree-colour", "Colours"), ("tree-which", "Thoughts"), ("tree-size", "Size"))
 
 
@@ -86,14 +87,15 @@ class SearchReport:
 
 def report_of(report: SearchReport) -> Report:
     """Make the report of the searches."""
-    rows, every = rows_of(report.results), rows_of(report.results, report.skipped)
+    rows = rows_of(report.results)
     cells = cells_of(rows)
     named = {at_budget(*cell).replace(" budget", ""): own for cell, own in cells.items()}
 
     table = _table(report, rows, len(cells) > 1)
     legend = (LEGEND, *[VERSUS] * any(row.reference for row in rows))
-    compared = Shown(table, printed=partial(printed, every), legend=legend if rows else ())
+    compared = Shown(table, deciding=DECIDING, implied=IMPLIED, legend=legend)
     all_searches = Section("table", "All searches", (SORTS, *[compared] * bool(rows)))
+    said = [*summarise(report.results, rows), *report.verdicts]
     trees = [note for each in report.trees for note in each.notes()]
     trees.append(f"Of a thought's text the first {MOST_TEXT} characters are on this page.")
     film = Raw("film", ("Problem", "Search", "Step of the search", _SWITCHES))
@@ -116,11 +118,11 @@ def report_of(report: SearchReport) -> Report:
         "search",
         "Search algorithms compared",
         report.heading,
-        (Section("answer", "The answer", _answer(report, rows)), all_searches),
+        (Section("answer", "The answer", _answer(report, rows, said)), all_searches),
         pictures,
         (
             Facts("Settings", report.settings),
-            Listed(report.left_out, "Left out", printed=True),
+            Listed(report.left_out, printed=True),
             Listed(report.assumed, ASSUMED),
             Facts("Columns", table.definitions()),
         ),
@@ -128,6 +130,8 @@ def report_of(report: SearchReport) -> Report:
         ("tree.js", "search.js"),
         lambda: {"trees": {"layouts": layouts, "films": films}},
         _start(rows) if rows else "",
+        leading=said[:MOST_SENTENCES],
+        telling=_telling(report, rows),
         nothing="" if rows else "no search was completed",
     )
 
@@ -143,17 +147,19 @@ def _table(report: SearchReport, rows: Sequence[Row], titled: bool) -> Table[Row
     ).without(_LEFT_OUT)
 
 
-def _answer(report: SearchReport, rows: Sequence[Row]) -> list[Block]:
-    sentences = (*summarise(report.results, rows), *report.verdicts)
-    found: list[Block] = [Answer([*map(_unbroken, sentences)])]
+def _answer(report: SearchReport, rows: Sequence[Row], said: Sequence[str]) -> list[Block]:
+    found: list[Block] = [Answer(said)]
     if warning := missing(rows):
-        found.append(Warned("The bank ran out of thoughts.", _unbroken(warning)))
-    return [*found, " ".join([*cautions(report.results, rows), *report.notes])]
+        found.append(Warned(_RAN_OUT, warning))
+    return [*found, Listed([*cautions(report.results, rows), *report.notes])]
 
 
-def _unbroken(text: str) -> str:
-    """Per cent signs stay with their numbers."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+def _telling(report: SearchReport, rows: Sequence[Row]) -> list[str]:
+    """Notes that can change what is chosen."""
+    warning = [f"{_RAN_OUT} {text}" for text in [missing(rows)] if text]
+    unfit = [text for text in report.notes if text.startswith("Does not fit")]
+    others = [*report.left_out, *cautions(report.results, rows), *report.notes]
+    return list(dict.fromkeys([*warning, *unfit, *others]))
 
 
 def _start(rows: Sequence[Row]) -> str:

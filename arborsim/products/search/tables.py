@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from arborsim.play.results import BASELINE, at_budget
 from arborsim.products.search.results import SearchRow as Row
-from arborsim.report.report import Printed
-from arborsim.report.table import Table, read_columns, shown
+from arborsim.report.table import read_columns
 from arborsim.report.words import hundredths, interval
 from arborsim.searches.arms import REFERENCE
 
@@ -19,7 +17,12 @@ _FUNCTIONS: dict[str, Callable[[Row], str]] = {
 }
 #: Columns by group: ``columns.toml`` declares them.
 NAMES, ANSWERS, MEMORY, WORK = read_columns("arborsim.products.search", _FUNCTIONS).values()
-_GROUPS = {"Answers and KV size": ANSWERS, "Memory": MEMORY, "Work and time": WORK}
+#: What a terminal shows at once, and what of it goes first where there is no room.
+DECIDING = (
+    *("search", "width", "right", "interval", "kv", "kv_vs", "missed"),
+    *("hbm", "hbm_vs", "time", "kept"),
+)
+IMPLIED = ("hbm_vs", "interval")
 
 LEGEND = (
     "Figures are means per search. KV size: unique tokens of all unfinished candidates and their "
@@ -45,16 +48,3 @@ def reference(rows: Sequence[Row]) -> Row | None:
     """REBASE at its largest width, of rows of one policy and budget."""
     own = [row for row in rows if row.label == REFERENCE]
     return max(own, key=lambda row: row.width, default=None)
-
-
-def printed(rows: Sequence[Row], width: int) -> Iterator[Printed]:
-    """A block per policy and budget; groups of columns share a table where they fit."""
-    cells = cells_of(rows)
-    for (policy, budget), own in cells.items():
-        ran = [row for row in own if not row.left_out]
-        whole = Table(own, (), lambda row: str(row.width), reason=lambda row: row.left_out)
-        parts = {title: (*NAMES, *shown(columns, ran)) for title, columns in _GROUPS.items()}
-        groups = [(title, whole.under(columns)) for title, columns in parts.items()]
-        named = len(cells) > 1 or policy != BASELINE
-        heading = f"policy {at_budget(policy, budget)}" if named else ""
-        yield heading, "", groups if ran else groups[:1]

@@ -43,9 +43,9 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
     found = [each for width in widths if (each := _at_width(mine, own, width))]
     if not found:
         return [_best(own)]
-    (leader, lead, _), *others = found
-    shorts = [short for _, _, short in others[: _MOST_WIDTHS - 1]]
-    return [lead, *_policies(results, leader), *shorts, _best(own)]
+    (leader, lead, evidence), *others = found
+    shorts = [short for _, short, _ in others[: _MOST_WIDTHS - 1]]
+    return [lead, *_policies(results, leader), *shorts, _best(own), evidence]
 
 
 def _policies(results: Sequence[SearchResult], leader: Row) -> list[str]:
@@ -88,13 +88,13 @@ def _under(leader: Row, results: Sequence[SearchResult], reference: Sequence[Sea
 
 
 def _percent(value: float) -> str:
-    return f"{scale_for('percent', [value]).show(value)} %"
+    return f"{scale_for('percent', [value]).show(value)}%"
 
 
 def _at_width(
     results: Sequence[SearchResult], rows: Sequence[Row], width: int
 ) -> tuple[Row, str, str] | None:
-    """The comparison with REBASE at one width, in full and in short; None if there is none."""
+    """The comparison with REBASE at one width, and its evidence; None if there is none."""
     base = next(row for row in rows if (row.label, row.width) == (REFERENCE, width))
     found = [
         (row, pair)
@@ -118,12 +118,12 @@ def _at_width(
         row, pair = max(found, key=lambda each: (each[1].difference, -each[0].times("kv_tokens")))
         lead = f"no search reaches REBASE's accuracy; {row.label} comes closest, {_size(row)}"
     lead = f"At width {width}, {lead}:"
-    scores = f"it solves {_score(row)}, REBASE {_score(base)}. {_evidence(row, base, pair)}"
+    evidence = f"It solves {_score(row)}, REBASE {_score(base)}. {_evidence(row, base, pair)}"
     short = f"{row.right}/{row.judged} against {base.right}/{base.judged}, {_difference(pair)}."
     most = max(row.missed, base.missed)
     lacking = f" Up to {_percent(most)} of the thoughts that one of the two asked for were not"
     lacking = f"{lacking} recorded." if most else ""
-    return row, f"{lead} {scores}{lacking}", f"{lead} {short}{lacking}"
+    return row, f"{lead} {short}{lacking}", evidence
 
 
 def _size(row: Row) -> str:
@@ -164,7 +164,8 @@ def _best(rows: Sequence[Row]) -> str:
     best = min(judged, key=lambda row: (-row.accuracy, row.figures["kv_tokens"]))
     size = _than_rebase(best) if best.label != REFERENCE and best.by_levels else ""
     equals = sum(row.accuracy == best.accuracy for row in judged) - 1
-    most = f"as many as any ({equals} more do)" if equals else "most"
+    others = "1 more does" if equals == 1 else f"{equals} more do"
+    most = f"as many as any ({others})" if equals else "most"
     return f"{best.label} at width {best.width} solves {most}: {_score(best)}{size}."
 
 

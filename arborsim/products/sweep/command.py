@@ -15,6 +15,8 @@ from arborsim.products.sweep.ask import CellOptions, Sweeping, SweepOptions
 
 #: Failures that are printed; `arborsim results` shows all.
 _MOST = 5
+#: Of more cells than this nothing is shown: they would be read for it.
+_MOST_SHOWN = 2_000
 #: More cells than this are foretold.
 _MANY = 100_000
 
@@ -57,11 +59,13 @@ def sweep(options: SweepOptions, *, example: bool = False, json: Json = False) -
     if json:
         print(sweeping.results().to_json())
     else:
+        if 0 < len(sweeping.jobs) <= _MOST_SHOWN:
+            sweeping.results().print()
         made = [f"{number:,} {status}" for status, number in sorted(tally.statuses.items())]
         there = f"{tally.there:,} were there" if tally.there else ""
         said = "; ".join(filter(None, (", ".join(made), there)))
         print(f"{counted(len(sweeping.jobs), 'cell')} of {grid} in {out}: {said}")
-        print(f"arborsim results {out} shows them")
+        print(f"arborsim results {out} filters and groups them; --report writes a page")
     return int(bool(tally.failures))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from arborsim.play.results import ANY
 from arborsim.products.replay import figures as replay_figures
+from arborsim.products.replay.report import lead
 from arborsim.products.replay.tables import COLUMNS, GROUPS, NAMES
 from arborsim.products.sweep.cells import DONE, WENT_WRONG, CellRow
 from arborsim.products.sweep.compare import (
@@ -28,7 +29,7 @@ from arborsim.products.sweep.compare import (
 from arborsim.products.sweep.grid import MACHINE
 from arborsim.report import images
 from arborsim.report.images import Plot
-from arborsim.report.report import Facts, Listed, Printed, Report, Section, Shown
+from arborsim.report.report import Answer, Facts, Listed, Printed, Report, Section, Shown
 from arborsim.report.table import LABEL, NAME, Column, Table, read_columns, shown
 from arborsim.report.words import counted, listed
 
@@ -46,8 +47,8 @@ _PLACE = {
 }
 #: What live runs do not have.
 _OF_REPLAYS = {"page_size", "quality"}
-#: With more cells than this, a terminal shows groups unless it is told which.
-MOST_CELLS = 200
+#: With more cells than this, of several places, a terminal shows groups unless it is told which.
+MOST_CELLS = 36
 
 
 def table(rows: Sequence[CellRow]) -> Table[CellRow]:
@@ -119,17 +120,15 @@ def _right(row: Grouped) -> str:
 
 
 def shown_by(report: SweepReport) -> tuple[str, ...]:
-    """By what a terminal shows groups: as asked for, or if there are many cells; () for cells."""
-    return grouping(report) if report.by or len(report.rows) > MOST_CELLS else ()
+    """By what a terminal shows groups: as asked for, or for many cells; () shows the cells."""
+    many = len(report.rows) > MOST_CELLS and len(places(report.rows)) > 1
+    return grouping(report) if report.by or many else ()
 
 
-def _printed(report: SweepReport, width: int) -> Iterator[Printed]:
+def _printed(report: SweepReport, cells: Table[CellRow], width: int) -> Iterator[Printed]:
     """Groups if they were asked for or there are many cells, else the cells."""
-    if by := shown_by(report):
-        yield _title(report, by), "", [("", group_table(report, by))]
-        return
-    for place, rows in places(report.rows).items():
-        yield place, "", [("", table(rows))]
+    by = shown_by(report)
+    yield _title(report, by) if by else "", "", [("", group_table(report, by) if by else cells)]
 
 
 def _title(report: SweepReport, by: Sequence[str]) -> str:
@@ -137,27 +136,16 @@ def _title(report: SweepReport, by: Sequence[str]) -> str:
 
 
 def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
-    """Notes on the cells, and on their groups."""
+    """Notes on the cells and on their groups, those that can change a decision first."""
     found = []
-    if best := overall(report):
-        found.append(best)
-    if by:
-        found += _about_means(groups(report, by), report, by)
     failed = sum(row.status == WENT_WRONG for row in report.rows)
     if failed:
         found.append(f"{counted(failed, 'cell')} failed: arborsim sweep tries them again.")
-    if by and not report.by:
-        found.append("Groups are shown: --by chooses others, --csv and --parquet write the cells.")
     mixed = Counter(place[:-1] for place in {row.place for row in report.rows})
     if any(number > 1 for number in mixed.values()):
         found.append(
             "Some cells of one trace and machine are of other inputs or versions of arborsim, and "
             "do not compare: sweep their grids again."
-        )
-    if report.superseded:
-        found.append(
-            f"{counted(report.superseded, 'cell')} of other inputs or versions of arborsim, put "
-            f"aside in {report.folder}/earlier, are left out."
         )
     unfit = sum(not row.fits for row in report.done)
     if unfit:
@@ -165,12 +153,26 @@ def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
             f"{counted(unfit, 'cell')} do not fit the machine (column fits): figures are those of "
             "one with enough memory."
         )
-    same = [name for name in _PLACE if name not in _differing(report.rows)]
-    if shared := _place(report.rows[0], same):
-        found.append(f"All cells: {shared}.")
+    if by:
+        found += _about_means(groups(report, by), report, by)
+    if by and not report.by:
+        found.append("Groups are shown: --by chooses others, --csv and --parquet write the cells.")
     if any(row.kind == "replay" for row in report.done):
         found.append("Bytes and seconds of replays are simulated.")
+    if report.superseded:
+        found.append(
+            f"{counted(report.superseded, 'cell')} of other inputs or versions of arborsim, put "
+            f"aside in {report.folder}/earlier, are left out."
+        )
     return found
+
+
+def _leading(report: SweepReport, own: Mapping[str, Sequence[CellRow]]) -> list[str]:
+    """What holds on all traces and machines, else what is best on each."""
+    if best := overall(report):
+        return [best]
+    done = {place: [row for row in rows if row.status == DONE] for place, rows in own.items()}
+    return lead({place: rows for place, rows in done.items() if rows})
 
 
 def overall(report: SweepReport) -> str:
@@ -231,25 +233,31 @@ def report_of(report: SweepReport, command: str) -> Report:
     """The answer, groups or cells, and memory against what each knows."""
     rows = report.rows
     by = grouping(report) if report.by else ()
-    sections = {id(row): place for place, own in places(rows).items() for row in own}
-    cells = replace(table(rows), section=lambda row: sections[id(row)], titled=True)
+    found = places(rows)
+    sections = {id(row): place for place, own in found.items() for row in own}
+    cells = replace(table(rows), section=lambda row: sections[id(row)], titled=len(found) > 1)
     compared = Shown(
         group_table(report, by) if by else cells,
-        printed=partial(_printed, report),
+        printed=partial(_printed, report, cells),
         implied=("right_interval", "total"),
     )
-    found = notes(report, shown_by(report))
+    said, known = _leading(report, found), notes(report, shown_by(report))
+    same = [name for name in _PLACE if name not in _differing(rows)]
+    shared = _place(rows[0], same)
+    made = {"command": command, "folder": report.folder, "cells": str(len(rows))}
     return Report(
         "sweep",
         _title(report, by) if by else "A sweep compared",
-        command,
+        f"All cells: {shared}." if shared else "",
         (
-            Section("answer", "The answer", [Listed(found)] if found else []),
+            Section("answer", "The answer", [*[Answer(said)] * bool(said), Listed(known)]),
             Section("cells", "Groups" if by else "Cells", (compared,)),
         ),
         lambda: images.sections(list(_plots(rows))),
-        (Facts("Settings", {"folder": report.folder, "cells": str(len(rows))}),),
+        (Facts("Settings", made),),
         {"cells.csv": partial(group_frame, report, by) if by else partial(to_frame, report)},
+        leading=said,
+        telling=known,
     )
 
 

@@ -18,7 +18,7 @@ from arborsim.report.table import (
     name_column,
     shown,
 )
-from arborsim.report.words import counted
+from arborsim.report.words import counted, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,32 +79,71 @@ def _said(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
+def summarise(tuned: Tuned) -> list[str]:
+    """Sentences: how many are on the front, and what its two ends are."""
+    of = f"{len(tuned.front)} of {counted(len(tuned.trials), 'trial')}"
+    found = [f"{tuned.policy}: {of} are on the front, which no other beats in every figure."]
+    known = [(trial, trial.held_out or trial.tuned) for trial in tuned.front]
+    rows = [(trial, figures) for trial, figures in known if figures is not None]
+    if not rows:
+        return found
+    best = min if tuned.quality == "error" else max
+    ends = {
+        "The least memory": min(rows, key=lambda row: row[1].memory),
+        f"The {'least error' if best is min else 'most attention kept'}": best(
+            rows, key=lambda row: row[1].quality
+        ),
+    }
+    for what, (trial, figures) in ends.items():
+        settings = [f"{name} {_said(trial.settings[name])}" for name in tuned.varied]
+        named = ", ".join([f"budget {trial.budget:g}", *settings])
+        found.append(
+            f"{what}: trial {trial.number} ({named}), with {percent(figures.memory)} of full "
+            f"retention's memory, {figures.time:.2f} times its time and "
+            f"{_QUALITY[tuned.quality][0].lower()} {percent(figures.quality)}."
+        )
+    return found
+
+
 def notes(tuned: Tuned) -> list[str]:
     """Notes below the table."""
     failed = [trial for trial in tuned.trials if trial.reason]
-    found = [
-        f"{counted(len(tuned.trials), 'trial')}, {len(tuned.front)} on the front: no other trial "
-        "beats one of these in a figure without losing in another, on the tuned episodes."
-    ]
+    found = []
     if failed:
         found.append(f"{len(failed)} cannot run, the first because: {failed[0].reason}")
-    if not any(trial.held_out for trial in tuned.trials):
-        found.append(
-            "No trace has a second episode: nothing was held out, and these figures are those that "
-            "were tuned for."
-        )
+    held = any(trial.held_out for trial in tuned.trials)
+    found.append(
+        "Figures are of the odd episodes, which no trial has seen; trials were tuned on the even."
+        if held
+        else "No trace has a second episode: nothing was held out, and these figures are those "
+        "that were tuned for."
+    )
     return found
 
 
 def report_of(tuned: Tuned) -> Report:
     """Make the report of the front."""
-    table, (found, *others) = front_table(tuned), notes(tuned)
+    table, said, known = front_table(tuned), summarise(tuned), notes(tuned)
+    keys = [column.key for column in table.columns]
+    where = "tuned" if any(key.endswith("_held_out") for key in keys) else ""
     sections = (
-        Section("answer", "The answer", (Answer([found]), *others)),
-        Section("table", "The front", (Shown(table),)),
+        Section("answer", "The answer", (Answer(said), *known)),
+        Section(
+            "table",
+            "The front",
+            (Shown(table, deciding=[key for key in keys if not where or where not in key]),),
+        ),
     )
     columns = Facts("Columns", table.definitions())
-    return Report("tune", f"{tuned.policy}: the front", "", sections, appendix=(columns,))
+    return Report(
+        "tune",
+        f"{tuned.policy}: the front",
+        "",
+        sections,
+        appendix=(columns,),
+        leading=said,
+        telling=known,
+    )
 
 
 def to_frame(tuned: Tuned) -> pd.DataFrame:
