@@ -187,7 +187,7 @@ def _record(made: Declared) -> tuple[str, str]:
         return f"{made.name}..." if option.many else made.name, help
     if made.kind is bool:
         both = f"{made.flag} / {made.flag.replace('--', '--no-', 1)}"
-        return both if default else made.flag, help
+        return made.flag if default is False else both, help
     takes = f"[{'|'.join(made.kind)}]" if isinstance(made.kind, tuple) else _TAKES[made.kind]
     return f"{made.flag} {takes}", help
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from arborsim.core.errors import ArborsimError, UsageError
@@ -180,6 +179,8 @@ class ParquetTables:
 
     def _texts(self, group: int, column: _Column) -> int:
         """Bytes of a column's texts, counted without making them: Arrow leaves dictionaries be."""
+        import pyarrow.compute as pc  # slow to import
+
         file = pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=[column.name])
         total = 0
         for chunk in file.read_row_group(group, columns=[column.name])[column.name].chunks:

@@ -87,6 +87,8 @@ class ActivePaths:
         self._active = np.zeros(1, dtype=bool)
         self._per_node = np.zeros(1, dtype=np.int64)
         self._selection: GrowingTable | None = None  # bool [groups, tokens]; None: all are read
+        #: Tokens by node and tier, all groups; None: to be counted
+        self._of_nodes: np.ndarray | None = None
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         """The paths to `leaves` are active and read from now on."""
@@ -109,25 +111,40 @@ class ActivePaths:
         self._per_node = np.zeros(len(self._tree), dtype=np.int64)
         for leaf in leaves:
             self._per_node[self._tree.ancestors(leaf)] += 1
-        tier = self._ledger.tier
         selected = self.selected
         self._whole = selected is None and len(leaves) == 1 and bool(self._per_node.all())
         if self._whole:
-            self.length = tier.shape[1]
+            self.length, self._of_nodes = self._ledger.num_tokens, None
             return
-        weight = self._weight(np.arange(tier.shape[1]))
-        read = weight > 0
-        self.length = int(read.sum())
+        held = self._by_node() if selected is None else self._count_nodes(selected)
+        read = self._per_node > 0
         tiers = self._ledger.tiers
         self.shared = Census(1, tiers)
         # On a single path every token counts once: both are the same.
         self.branches = self.shared if len(leaves) == 1 else Census(1, tiers)
-        for group, row in enumerate(tier):
-            own = read if selected is None else read & selected[group]
-            self.shared.now[0] += np.bincount(row[own], minlength=tiers)
-            if self.branches is not self.shared:
-                counts = np.bincount(row[own], weight[own], tiers)
-                self.branches.now[0] += counts.astype(np.int64)
+        self.shared.now[0] = held[read].sum(axis=0)
+        self.branches.now[0] = self._per_node @ held
+        if selected is None:
+            self.length = int(self.shared.now.sum()) // self._ledger.groups
+        else:
+            owner = self._tree.node_of_token.values[: self._ledger.num_tokens]
+            self.length = int(np.count_nonzero(read[owner]))
+
+    def _by_node(self) -> np.ndarray:
+        """Tokens by node and tier, int64 ``[nodes, tiers]``, all groups; brought up to date."""
+        if self._of_nodes is None:
+            self._of_nodes = self._count_nodes(None)
+        elif len(self._of_nodes) < len(self._tree):
+            more = np.zeros((len(self._tree) - len(self._of_nodes), self._ledger.tiers), np.int64)
+            self._of_nodes = np.concatenate([self._of_nodes, more])
+        return self._of_nodes
+
+    def _count_nodes(self, selected: np.ndarray | None) -> np.ndarray:
+        """The same, of the tokens ``[groups, tokens]`` that `selected` sets."""
+        tier, tiers, size = self._ledger.tier, self._ledger.tiers, len(self._tree)
+        cell = self._tree.node_of_token.values[: tier.shape[1]] * np.int64(tiers) + tier
+        cell = cell.ravel() if selected is None else cell[selected]
+        return np.bincount(cell, minlength=size * tiers).reshape(size, tiers)
 
     def select(self, reads: np.ndarray | None) -> bool:
         """From now on `reads` (`Plan.reads`) is read, and what is born; whether that is news."""
@@ -193,6 +210,9 @@ class ActivePaths:
         if self._whole:
             return PathProfile(run.counts_before, run.counts_before, length)
         changes = run.changes
+        if self._of_nodes is not None:
+            self._by_node()[list(self.leaves), Tier.HBM] += steps * groups
+            self._change_nodes(changes)
         weight = self._weights(changes.group, changes.token)
         row = np.zeros(len(changes), dtype=np.int64)
         (shared,), _ = self.shared.advance(
@@ -208,11 +228,20 @@ class ActivePaths:
         """Tokens have changed their tier outside a run, and the ledger knows."""
         if self._whole or not len(changes):
             return
+        self._change_nodes(changes)
         row = np.zeros(len(changes), dtype=np.int64)
         weight = self._weights(changes.group, changes.token)
         self.shared.change(row, changes, np.minimum(weight, 1))
         if self.branches is not self.shared:
             self.branches.change(row, changes, weight)
+
+    def _change_nodes(self, changes: Changes) -> None:
+        if self._of_nodes is None or not len(changes):
+            return
+        held = self._by_node()
+        first = self._tree.node_of_token.values[changes.token] * np.int64(held.shape[1])
+        held += np.bincount(first + changes.target, minlength=held.size).reshape(held.shape)
+        held -= np.bincount(first + changes.source, minlength=held.size).reshape(held.shape)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,14 @@ import numpy as np
 from arborsim.core.events import TokenRun
 from arborsim.core.formats import FP8, Format
 from arborsim.core.head_rows import HeadRows
-from arborsim.core.observations import AttentionRows, Observations, Signal, SparseRows, in_float64
+from arborsim.core.observations import (
+    AttentionRows,
+    DenseRows,
+    Observations,
+    Signal,
+    SparseRows,
+    in_float64,
+)
 from arborsim.core.tiers import Tier, by_tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
@@ -83,23 +90,21 @@ class AttentionKept(_ReadMeter):
             return
         assert len(gone) == 1, "the mean row says nothing about single groups"
         self._rows += run.num_tokens
-        if not gone.any() and not (moves.target == Tier.EVICTED).any():
+        evicts = moves.target == Tier.EVICTED
+        if not gone.any() and not evicts.any():
             return
+        step, token = moves.step[evicts], moves.token[evicts]
         assert run.observed.attention is not None, "the reader was not asked for attention"
         attention = run.observed.attention.summed()
-        if len(run.leaves) == 1:
-            self._one_leaf(attention, tree.path(run.leaves[0]), gone[0], moves)
+        if isinstance(attention, SparseRows):
+            gone_from = np.full(tree.num_tokens, run.steps, dtype=np.int32)
+            gone_from[: gone.shape[1]][gone[0]] = 0
+            gone_from[token] = step + 1
+            on_paths = [gone_from[tree.path(leaf)] for leaf in run.leaves]
+            self._lost += _lost_of_sparse(attention, on_paths, run.steps)
             return
         lost_at = np.concatenate([gone[0], np.zeros(run.num_tokens)])
-        rows, whole = iter(attention), _sums(attention)
-        paths = [tree.path(leaf) for leaf in run.leaves]
-        assert not len(moves), "runs of several leaves are decided one iteration at a time"
-        lost = [
-            float(row.dot(lost_at[path[: len(row)]]))
-            for _ in range(run.steps)
-            for path, row in zip(paths, rows, strict=False)
-        ]
-        self._lost += _shares(lost, whole)
+        self._lost += _lost_of_dense(attention, LeafPaths(run, tree), lost_at, step, token)
 
     def _by_group(self, run: TokenRun, tree: ThoughtTree, gone: np.ndarray, moves: Moves) -> None:
         groups = len(gone)
@@ -122,28 +127,6 @@ class AttentionKept(_ReadMeter):
             assert observed.layer_attention is not None, "the reader was not asked for layers' rows"
             row = observed.layer_attention.of(token)[:, :1]
         return row.reshape(groups, -1, row.shape[2])
-
-    def _one_leaf(
-        self, rows: AttentionRows, path: np.ndarray, gone: np.ndarray, moves: Moves
-    ) -> None:
-        old = len(path) - len(rows)
-        if old < len(gone):  # else the path is all there is
-            gone = gone[path[:old]]
-        step, at = _evicted_on(path, moves)
-        if isinstance(rows, SparseRows):
-            self._lost += _lost_of_sparse(rows, gone, at, step)
-            return
-        lost_at = np.concatenate([gone, np.zeros(len(rows))])
-        steps, targets = step.tolist(), at.tolist()
-        following = 0
-        lost = []
-        first = 0 if gone.any() else min(steps, default=len(rows))  # nothing is lost before
-        for t, row in enumerate(rows[first:], first):
-            lost.append(float(row.dot(lost_at[: len(row)])))
-            while following < len(steps) and steps[following] == t:
-                lost_at[targets[following]] = 1.0
-                following += 1
-        self._lost += _shares(lost, _sums(rows)[first:])
 
 
 def _sums(rows: AttentionRows) -> np.ndarray:
@@ -180,41 +163,51 @@ def lost_share(mass: np.ndarray, gone: np.ndarray) -> np.ndarray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _evicted_on(path: np.ndarray, moves: Moves) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and positions of the evictions on a path, token ids that rise."""
-    evicts = moves.target == Tier.EVICTED
-    step, token = moves.step[evicts], moves.token[evicts]
-    at = np.searchsorted(path, token)
-    found = path.take(at, mode="clip") == token
-    return step[found], at[found]
+def _lost_of_dense(
+    rows: DenseRows, paths: LeafPaths, lost_at: np.ndarray, step: np.ndarray, token: np.ndarray
+) -> float:
+    """Attention of a run's rows to what is gone, as shares of the rows.
 
-
-def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np.ndarray) -> float:
-    """Attention of a run's rows to evicted positions, as shares of the rows, many at once.
-
-    `gone` is bool ``[positions before the run]``.  `at` and `step`, int64 ``[evictions]``, are the
-    positions evicted during the run, and the iterations after which they are.
+    `lost_at`, float64 ``[tokens]``, is 1 for what is gone before the run.  `token` goes after
+    iterations `step`.
     """
-    count = len(rows)
-    listed = np.diff(rows.offsets)
-    # The first row for which each position is gone.
-    gone_from = np.full(len(gone) + count, count, dtype=np.int32)
-    gone_from[: len(gone)][gone] = 0
-    gone_from[at] = step + 1
+    steps, tokens = step.tolist(), token.tolist()
+    following, width, lost = 0, len(paths), []
+    first = 0 if lost_at.any() else width * steps[0]  # nothing is lost before
+    for number, row in enumerate(rows[first:], first):
+        now, leaf = divmod(number, width)
+        while following < len(steps) and steps[following] < now:
+            lost_at[tokens[following]] = 1.0
+            following += 1
+        lost.append(float(row.dot(lost_at[paths.tokens(leaf, len(row))])))
+    return _shares(lost, _sums(rows)[first:])
+
+
+def _lost_of_sparse(rows: SparseRows, gone_from: Sequence[np.ndarray], steps: int) -> float:
+    """The same of sparse rows, many at once: a row of each path in turn.
+
+    `gone_from` has, for each path, the first iteration for which each position is gone, int32
+    ``[positions]``, or `steps`.
+    """
+    count, width, listed = len(rows), len(gone_from), np.diff(rows.offsets)
+    step, of_path = np.divmod(np.arange(count, dtype=np.int32), np.int32(width))
+    begins = np.cumsum([0, *map(len, gone_from)], dtype=np.int32)[of_path]
+    every = np.concatenate(gone_from)
     gone_listed, per_sum = np.zeros(count), 1.0 / _sums(rows)
     lost = 0.0
     for first in range(0, count, _ROWS_AT_ONCE):
         last = min(first + _ROWS_AT_ONCE, count)
         a, b = int(rows.offsets[first]), int(rows.offsets[last])
         row = np.repeat(np.arange(first, last, dtype=np.int32), listed[first:last])
-        hit = gone_from.take(rows.index[a:b]) <= row
+        hit = every.take(rows.index[a:b] + begins.take(row)) <= step.take(row)
         lost += float(np.dot(in_float64(rows.value[a:b]), hit * per_sum.take(row)))
         ends = np.concatenate([[0], np.cumsum(hit)])[rows.offsets[first : last + 1] - a]
         gone_listed[first:last] = np.diff(ends)
-    gone_by = np.count_nonzero(gone) + np.cumsum(np.bincount(step + 1, minlength=count)[:count])
+    gone = (np.cumsum(np.bincount(path, minlength=steps)[:steps]) for path in gone_from)
     others = np.maximum(rows.lengths - listed, 1)
     share = np.where(rows.lengths > listed, rows.rest / others, 0.0)
-    return lost + float((share * (gone_by - gone_listed) * per_sum).sum())
+    gone_others = np.stack([*gone], axis=1).ravel() - gone_listed
+    return lost + float((share * gone_others * per_sum).sum())
 
 
 class OutputError(_ReadMeter):

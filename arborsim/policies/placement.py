@@ -239,15 +239,12 @@ def off_path_blocks(view: CacheView) -> list[np.ndarray]:
     Least recently active first, then the deepest, whose loss harms no other block's path, then the
     oldest.
     """
-    tree = view.tree
-    off = np.flatnonzero(~tree.on_path(view.leaves)).tolist()
-    if not off:
-        return []
+    tree, in_hbm = view.tree, hbm_mask(view.tier).any(axis=0)
+    held = np.bincount(tree.node_of_token.values[in_hbm], minlength=len(tree))
+    off = np.flatnonzero((held > 0) & ~tree.on_path(view.leaves)).tolist()
     nodes = tree.nodes
     off.sort(key=lambda node: (nodes[node].last_active, -nodes[node].depth, node))
-    in_hbm = np.asarray(hbm_mask(view.tier).any(axis=0))
-    blocks = (tree.tokens(node) for node in off)
-    return [kept for block in blocks if len(kept := block[in_hbm[block]])]
+    return [block[in_hbm[block]] for block in map(tree.tokens, off)]
 
 
 @dataclass(frozen=True)

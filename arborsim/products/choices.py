@@ -96,11 +96,12 @@ class ChosenPolicies:
     """Policies by name or made already.
 
     `names` are those looked up by name. `every` says whether all were asked for, so that one that
-    cannot run is left out.  `oracle` says whether all include bounds that know the future.
+    cannot run is left out.  `oracle` says whether all include bounds that know the future; if None,
+    all but the offline optimum.
     """
 
-    def __init__(self, given: Policies, *, oracle: bool = True) -> None:
-        from arborsim.play.results import BOUNDS
+    def __init__(self, given: Policies, *, oracle: bool | None = True) -> None:
+        from arborsim.play.results import BOUNDS, ORACLE
         from arborsim.policies.registry import available
 
         self._given: list[str | Policy] = []
@@ -109,7 +110,8 @@ class ChosenPolicies:
         texts = list(dict.fromkeys(each for each in self._given if isinstance(each, str)))
         self.every = "all" in texts
         if self.every:
-            all_of_them = [name for name in available() if oracle or name not in BOUNDS]
+            without = () if oracle else (ORACLE,) if oracle is None else BOUNDS
+            all_of_them = [name for name in available() if name not in without]
             texts = [*all_of_them, *(n for n in texts if n != "all" and n not in available())]
         if not self._given:
             raise UsageError("--policy names no policy")

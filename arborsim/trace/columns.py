@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from arborsim.core.errors import UsageError
@@ -154,6 +153,8 @@ def _encode_column(
     else:
         array = pa.array(values, field.type, from_pandas=True)
         if field.name in _NEGATIVE_IS_NULL and pa.types.is_integer(field.type):
+            import pyarrow.compute as pc  # slow to import
+
             array = pc.if_else(pc.less(array, 0), None, array)
     if len(array) == rows:
         return array
@@ -207,10 +208,29 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """
     array = _one_chunk(column) if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_boolean(array.type):
-        return values_of(array.cast(pa.int8())).view(np.bool_)
+        return _bits(array.buffers()[1], array)
     if array.null_count or not pa.types.is_primitive(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     return _stored(array)
+
+
+def nulls_of(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Where a column is null, bool ``[rows]``.
+
+    `is_null` says the same, but imports all of Arrow's functions first.
+    """
+    array = _one_chunk(column) if isinstance(column, pa.ChunkedArray) else column
+    valid = array.buffers()[0] if array.null_count else None
+    return np.full(len(array), array.null_count > 0) if valid is None else ~_bits(valid, array)
+
+
+def _bits(buffer: pa.Buffer, array: pa.Array) -> np.ndarray:
+    """One of an array's buffers of bits; bool ``[rows]``."""
+    last = array.offset + len(array)
+    if not len(array):
+        return np.empty(0, dtype=bool)
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), count=last, bitorder="little")
+    return bits[array.offset :].view(np.bool_)
 
 
 def _stored(array: pa.Array) -> np.ndarray:
@@ -224,14 +244,14 @@ def _stored(array: pa.Array) -> np.ndarray:
 def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
     """A column of numbers or truth values, in which null becomes NaN (floats) or -1 (others)."""
     if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
+        return np.where(nulls_of(column), np.int8(-1), values_of(column).view(np.int8))
     if column.null_count:
         null = float("nan") if pa.types.is_floating(column.type) else -1
         if column.null_count == len(column):  # as many columns are, and faster
             return np.full(len(column), null, column.type.to_pandas_dtype())
         array = _one_chunk(column)
         values = _stored(array)
-        return np.where(values_of(array.is_null()), values.dtype.type(null), values)
+        return np.where(nulls_of(array), values.dtype.type(null), values)
     return values_of(column)
 
 
@@ -253,7 +273,7 @@ def _codes_of(column: pa.ChunkedArray, known: tuple[str, ...]) -> tuple[np.ndarr
         array = array.dictionary_encode()
     labels = array.dictionary.to_pylist()
     number = [known.index(label) if label in known else -1 for label in labels] + [-1]
-    null = values_of(array.is_null())
+    null = nulls_of(array)
     codes = np.where(null, np.int8(-1), _stored(array.indices))
     # Arrow does not check the indices of a damaged file against the dictionary.
     valid = (codes >= 0) & (codes < len(labels))
@@ -276,10 +296,9 @@ def _list_chunk(chunk: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     """Flat values and lengths, a view unless something hides under a null list."""
     bounds = values_of(chunk.offsets)  # of a slice: its own, into the unsliced values
     lengths = np.diff(bounds)
-    if chunk.null_count and lengths[values_of(chunk.is_null())].any():
+    if chunk.null_count and lengths[nulls_of(chunk)].any():
         # flatten() would copy here even when nothing hides, hence the test.
-        lengths = values_of(pc.fill_null(pc.list_value_length(chunk), 0))
-        return values_of(chunk.flatten()), lengths
+        return values_of(chunk.flatten()), np.where(nulls_of(chunk), 0, lengths)
     values = values_of(chunk.values)
     return values[bounds[0] : bounds[-1]], lengths
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arborsim.core.head_rows import VectorRows
 from arborsim.core.observations import (
@@ -18,7 +17,7 @@ from arborsim.core.observations import (
     Signal,
     SparseRows,
 )
-from arborsim.trace.columns import ends_of, kinds_of, lists_of, numbers_of, values_of
+from arborsim.trace.columns import ends_of, kinds_of, lists_of, nulls_of, numbers_of, values_of
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import LATER, PER_LAYER, ROW_COLUMNS, Kind, TraceInfo
 from arborsim.trace.validate import (
@@ -138,14 +137,14 @@ def _structure(table: pa.Table, info: TraceInfo, where: Where, text: bool) -> Ep
 def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
     column = table[name]
     if column.null_count and name in _NEVER_NULL:
-        where.check(values_of(column.is_null()), f"{name} is null")
+        where.check(nulls_of(column), f"{name} is null")
     if name in ("kind", "end"):
         return kinds_of(column) if name == "kind" else ends_of(column)
     numbers = numbers_of(column)
     # Of floats, nulls are NaN, too.
     if numbers.dtype.kind == "f" and np.isnan(numbers).sum() > column.null_count:
         what = f"{name} is nan: what was not recorded is null"
-        where.check(np.isnan(numbers) & ~values_of(column.is_null()), what)
+        where.check(np.isnan(numbers) & ~nulls_of(column), what)
     return numbers
 
 
@@ -154,6 +153,8 @@ def checked_lists(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`lists_of` a column in which no list holds a null.  `rows` are the rows of its entries."""
     if any(chunk.values.null_count for chunk in column.chunks):  # of the file's row group
+        import pyarrow.compute as pc  # slow to import
+
         owner = values_of(pc.list_parent_indices(column))
         null = values_of(pc.list_flatten(column).is_null())
         where.check(null, f"{name} holds a null", rows=owner if rows is None else rows[owner])
@@ -213,6 +214,8 @@ def _attention(table: pa.Table, episode: Episode, where: Where) -> AttentionRows
 
 def _layer_rows(table: pa.Table, episode: Episode, where: Where) -> LayerRows:
     """The column ``attention_layers``: per row of the episode a list of lists."""
+    import pyarrow.compute as pc  # slow to import
+
     column, token_rows, position = table["attention_layers"], episode.token_rows, episode.position
     layers = episode.info.attention_layer_ids
     per_token = 2 * len(layers)

@@ -13,10 +13,9 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arborsim.core.errors import TraceError
-from arborsim.trace.columns import kinds_of, numbers_of, values_of
+from arborsim.trace.columns import kinds_of, nulls_of, numbers_of
 from arborsim.trace.schema import RUN, Kind
 from arborsim.trace.validate import Where
 
@@ -78,7 +77,7 @@ def _counts(table: pa.Table) -> np.ndarray:
         return np.ones(len(table), dtype=np.int64)
     run = table[RUN.name]
     counts = numbers_of(run).astype(np.int64)
-    return np.where(values_of(run.is_null()) | (counts < 1), 1, counts)
+    return np.where(nulls_of(run) | (counts < 1), 1, counts)
 
 
 def expand(table: pa.Table, where: Where) -> pa.Table:
@@ -88,13 +87,15 @@ def expand(table: pa.Table, where: Where) -> pa.Table:
     """
     kind, counts = kinds_of(table["kind"]), _counts(table)
     run = numbers_of(table[RUN.name])
-    given = values_of(table[RUN.name].is_valid())
+    given = ~nulls_of(table[RUN.name])
     where.check(given & (run < 1), "run is {}, not at least 1", run)
     counted = (kind == Kind.PREFILL) | (kind == Kind.TOKEN)
     where.check((counts > 1) & ~counted, "a row without a token stands for {} rows", counts)
     if len(counts) == counts.sum():
         return table.drop_columns([RUN.name])
     source = np.repeat(np.arange(len(counts)), counts)
+    import pyarrow.compute as pc  # slow to import
+
     step = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
     every, first = pa.array(source), pa.array(source, mask=step > 0)
     iteration = np.where(kind[source] == Kind.TOKEN, step, 0)  # a prompt is of one iteration

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arborsim.core.errors import TraceError
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
@@ -60,6 +59,8 @@ def as_recorded(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if pa.types.is_integer(types[name]) and pa.types.is_floating(column.type):
+            import pyarrow.compute as pc  # slow to import
+
             column = pc.if_else(pc.is_nan(column), None, column)  # what pandas makes of null
         kind = types[name]
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -59,7 +59,7 @@ _REPLAY_KEYS = ("trace", "episode", "policy", "budget")
 def _replay(name: str, trace: str, *more: str, quick: bool = False, count: int = 1) -> Case:
     arguments = (
         "replay", f"traces/{trace}.parquet", "--episodes", str(count), *more,
-        "--json", "--out", "{tmp}/out.parquet",
+        *(() if "--no-oracle" in more else ("--oracle",)), "--json", "--out", "{tmp}/out.parquet",
     )  # fmt: skip
     return Case(f"replay-{name}", arguments, quick, _REPLAY_KEYS, ("episodes",))
 
@@ -131,7 +131,8 @@ def _explained() -> list[Case]:
             "--policy", "h2o,hierarchy,staircase,arborkv,arbor-epi", *_SHARED)  # fmt: skip
         for recall in RECALLS:
             arguments = ("replay", f"traces/{trace}.parquet", *chosen, "--budget", "0.5",
-                         "--episodes", "1", *_MODEL, "--recall", recall, "--explain")  # fmt: skip
+                         "--episodes", "1", *_MODEL, "--recall", recall, "--explain",
+                         "--oracle")  # fmt: skip
             quick = trace == "chain-vectors" and recall == "stream"
             cases.append(Case(f"explain-{trace}-{recall}", arguments, quick, text=True))
     return cases
@@ -211,7 +212,7 @@ def _pages() -> list[Case]:
     return [
         Case("replay", ("replay", "traces/chain-tree.parquet", "traces/chain-vectors.parquet",
                         "--policy", "full,h2o,hierarchy,arborkv", "--budget", "0.5,0.75", *_SHARED,
-                        "--episodes", "1", *_MODEL, *report), text=True),
+                        "--episodes", "1", "--oracle", *_MODEL, *report), text=True),
         Case("replay-quick", ("replay", "traces/chain-vectors.parquet", "--policy",
                               "h2o,staircase,arkv", "--budget", "0.5", *_SHARED, "--episodes", "1",
                               *_MODEL, "--view", "matrix", *report),

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.events import TokenRun
 from arborsim.core.measurements import Measurements
+from arborsim.core.tree import ThoughtTree
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
-from arborsim.play.controller import Controller
-from arborsim.policies.base import Policy
+from arborsim.machine.reading import ActivePaths
+from arborsim.memory.moves import Moves
+from arborsim.play.controller import Controller, Meter
+from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.attention import H2O
 from arborsim.policies.methods.baselines import Full, StreamingLLM
 from arborsim.policies.methods.hierarchy import Hierarchy
+from arborsim.policies.methods.kivi import KIVI
 from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_trace
@@ -101,3 +107,56 @@ def test_the_memory_hierarchy_moves_tokens_to_ddr(trace: Path) -> None:
     # Staging keeps recalled tokens in HBM: the other modes are the ones that save it.
     assert results["stage"].peak_staging_bytes > results["stream"].peak_staging_bytes
     assert results["near"].peak_staging_bytes == 0
+
+
+class _AskedEveryIteration(KIVI):
+    name = "asked"
+
+    def next_decision(self, view: CacheView) -> int:
+        return 1
+
+
+def test_kivi_says_when_a_group_is_complete(trace: Path) -> None:
+    """On trees, too, where a token is in the windows of several leaves."""
+    for residual in (3, 11):
+        options = {"group": 8, "residual": residual, "pin_prompt": False}
+        asked, said = (
+            replay(trace, kind(**options), executor(formats=kind(**options).formats))
+            for kind in (_AskedEveryIteration, KIVI)
+        )
+        assert (asked.quantised_tokens, asked.decisions) == (said.quantised_tokens, said.decisions)
+        assert asked.quantised_tokens > 0
+        assert asked.time.total_s == pytest.approx(said.time.total_s, rel=1e-12)
+
+
+class _Recounted(Meter):
+    """Compares what paths hold with a count of every token."""
+
+    def __init__(self, paths: ActivePaths) -> None:
+        self.paths, self.compared = paths, 0
+
+    def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
+        if not self.paths.are_active(run.leaves) or run.leaves != self.paths.leaves:
+            return  # they turn when the run is carried out
+        held = [tree.path(leaf)[: -run.steps] for leaf in run.leaves]
+        every, union = np.concatenate(held), np.unique(np.concatenate(held))
+        width = len(self.paths.shared.now[0])
+        for tokens, found in ((union, self.paths.shared), (every, self.paths.branches)):
+            counted = np.bincount(tier[:, tokens].ravel(), minlength=width)
+            if found.now.any():  # a path that is the whole tree is the ledger's to count
+                assert found.now[0].tolist() == counted.tolist()
+                self.compared += 1
+
+
+@pytest.mark.parametrize("policy", [H2O(per="shared"), Hierarchy(interval=4, recent=2)])
+def test_paths_hold_what_a_count_of_every_token_says(trace: Path, policy: Policy) -> None:
+    reader = TraceReader(trace)
+    for episode in reader.episodes(sorted(policy.reads())):
+        machine = executor()
+        controller = Controller(
+            policy, machine, budget_tokens=70, layers=reader.info.geometry.layers, vocabulary=128
+        )
+        meter = _Recounted(machine._paths)
+        controller._meters = (meter,)
+        controller.run(play(episode))
+        assert meter.compared

@@ -13,7 +13,7 @@ from arborsim.core.formats import Format
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.base import NEVER, CacheView, Policy, Protection
 from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
 
 
@@ -61,12 +61,19 @@ class KIVI(Policy):
         if self.pin_prompt:
             full[: view.prompt_tokens] = False
         paths = [view.tree.path(leaf) for leaf in view.leaves]
-        # Those in the window of another leaf may leave it sooner than one per iteration.
-        old = [full[path[: max(0, len(path) - self.residual)]].sum() for path in paths]
-        return min(
-            max(1, self.group - int(count) + max(0, self.residual - len(path)))
-            for path, count in zip(paths, old, strict=True)
-        )
+        # The iteration after which a token is in no leaf's window any more.
+        free = np.zeros(view.num_tokens, dtype=np.int64)
+        for path in paths:
+            last = np.arange(1, len(path) + 1) - len(path) + self.residual
+            free[path] = np.maximum(free[path], last)
+        due = NEVER
+        for path in paths:
+            old = free[path[full[path]]]
+            if len(old) < self.group:  # tokens yet to be born complete it
+                due = min(due, self.residual + self.group - len(old))
+            else:
+                due = min(due, int(np.partition(old, self.group - 1)[self.group - 1]))
+        return max(1, due)
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
         if isinstance(event, Boundary | Prune):

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from arborsim.report.report import Report
 
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "simpy")
+#: Rows of searches up to which the offline optimum is replayed unasked: it costs their square.
+_SHORT_ROWS = 2048
 #: Several, so that curves exist; chains of thought lose answers between the first two.
 BUDGETS = (0.85, 0.7, 0.5)
 
@@ -57,6 +59,9 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
         Also replay full retention, which others are compared with.
     oracle
         Also replay the offline optimum, the most attention that evicting can keep.
+
+        By default only where no search has more than 2,048 rows, as it takes longer than policies
+        do; under all policies, not that of single layers or heads.
     answers
         Log of arborsim live, whose right answers are shown. Repeatable.
 
@@ -98,7 +103,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
     budgets: Budgets = BUDGETS
     calibration: Calibrations = ()
     full: bool = True
-    oracle: bool = True
+    oracle: Annotated[bool | None, Option(shown="for searches of up to 2,048 rows")] = None
     answers: Files = ()
     equal: Annotated[str, Option(shown="equal budgets")] = ""
     reference: Annotated[OnePolicy, Option(shown="that share of full retention's")] = ""
@@ -136,10 +141,10 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
             explain=self.explain,
             keep_matrices=self.keep_matrices,
         )
-        bound = self.oracle and self.quality
+        bound = self.oracle if self.quality else False
         job = Replay(
             paths,
-            [*_references(made, paths, full=self.full, bound=bound), *made],
+            [*_references(made, paths, self.full, bound, chosen.every), *made],
             choices.budgets(self.budgets),
             simulated,
             quality=self.quality,
@@ -160,18 +165,31 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
                 reference = reference_of(self.reference, made)
                 job = at_equal_memory(job, self.equal, reference, advance)
             result = answered(job.run(advance), known)
+        if bound is None and not _short(paths):
+            note = f"no offline optimum: a search has more than {_SHORT_ROWS:,} rows; --oracle."
+            result = replace(result, notes=(*result.notes, note))
         return ReplayResults(result, _metadata(equivalent("replay", self), job, result), job, known)
 
 
 replay = call("replay", ReplayOptions)
 
 
+def _short(traces: list[Path]) -> bool:
+    """Whether the offline optimum of every search is quick to find."""
+    from arborsim.trace.reader import open_trace
+
+    readers = map(open_trace, traces)
+    return all(r.num_rows(n) <= _SHORT_ROWS for r in readers for n in range(r.num_episodes))
+
+
 def _references(
-    policies: list[Policy], traces: list[Path], full: bool, bound: bool
+    policies: list[Policy], traces: list[Path], full: bool, bound: bool | None, every: bool
 ) -> Iterator[Policy]:
     """Full retention if it is wanted, then the oracles that are and that a trace can serve.
 
-    One for each kind of groups that the policies decide for: each bounds its own kind.
+    One for each kind of groups that the policies decide for: each bounds its own kind.  Without
+    being asked (`bound` is None) only those that are quick to find and bound something, and of
+    `every` policy only the one for the model as a whole.
     """
     from arborsim.play.results import BASELINE, ORACLE
     from arborsim.policies.registry import build
@@ -181,13 +199,14 @@ def _references(
     names = {policy.name for policy in policies}
     if full and BASELINE not in names:
         yield build(BASELINE)
-    if not bound:
+    if bound is False or (bound is None and not _short(traces)):
         return
     kinds = {policy.grouping for policy in policies if policy.uses_budget}
     readers = [open_trace(path) for path in traces]
     for per in GROUPINGS:
         oracle = build(ORACLE, {"per": per})
-        wanted = per in kinds or (not kinds and per == GROUPINGS[0])
+        wanted = per in kinds and (bool(bound) or per == GROUPINGS[0] or not every)
+        wanted = wanted or (bool(bound) and not kinds and per == GROUPINGS[0])
         given = any(oracle.label == policy.label for policy in policies)
         if wanted and not given and any(all(map(r.has, oracle.reads())) for r in readers):
             yield oracle
