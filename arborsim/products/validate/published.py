@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -75,10 +75,10 @@ def machine_of(run: ServingRun) -> ServedMachine:
     """The machine, model and rules of a run; a `UsageError` says what has no tables."""
     if run.engine not in ENGINES:
         raise UsageError(f"no tables of engine {run.engine}: known are {', '.join(ENGINES)}")
-    _check_model(run.model)
+    _model(run.model)
     if run.data_parallel > 1:
         raise UsageError("several copies of the model, each with its share of the clients")
-    profile = _served(profile_name(run.gpu), engine_of(run))
+    profile = _profile(profile_name(run.gpu), engine_of(run))
     geometry = with_kv_dtype(_geometry(run), kv_dtype(run))
     tensor, expert = run.tensor_parallel, max(1, run.expert_parallel)
     options = ServingOptions(preemption="recompute", tensor_parallel=tensor, expert_parallel=expert)
@@ -86,8 +86,17 @@ def machine_of(run: ServingRun) -> ServedMachine:
 
 
 @cache
-def _served(gpu: str, engine: str) -> HardwareProfile:
+def _profile(gpu: str, engine: str) -> HardwareProfile:
+    """A shipped GPU under a shipped engine, read once for all of their runs."""
     return load_profile(gpu, engine=engine)
+
+
+@cache
+def _model(name: str) -> Geometry:
+    try:
+        return load_geometry(name)
+    except UnknownName:  # similar names would not help: a run is of this model
+        raise UsageError(f"no geometry of model {name}") from None
 
 
 def engine_of(run: ServingRun) -> str:
@@ -113,17 +122,10 @@ def far(run: ServingRun) -> bool:
 
 def _geometry(run: ServingRun) -> Geometry:
     """The model as it was served: some have one checkpoint only, whatever the row says."""
-    geometry = load_geometry(run.model)
+    geometry = _model(run.model)
     if geometry.expert_weights:  # gpt-oss: experts in mxfp4
         return geometry
     return with_weights(geometry, _CHECKPOINTS.get((run.model, run.weights), run.weights))
-
-
-def _check_model(model: str) -> None:
-    try:
-        load_geometry(model)
-    except UnknownName:  # similar names would not help: a run is of this model
-        raise UsageError(f"no geometry of model {model}") from None
 
 
 def profile_name(gpu: str) -> str:
@@ -217,27 +219,49 @@ class Simulated:
     latency_s: tuple[float, ...] = ()
 
 
-def play(run: ServingRun, machine: ServedMachine | None = None) -> Simulated:
-    """Play a run, on its machine or another; a `UsageError` says why that cannot be done."""
-    machine = machine or machine_of(run)
+class _Setting(NamedTuple):
+    """What runs that differ in their clients and measurements alone have in common."""
+
+    engine: ServingEngine
+    outputs: list[int]  # tokens that outputs have; demands are every prompt with each of them
+    alone_s: float  # of the median prompt, to the first token
+
+
+def _setting(run: ServingRun, machine: ServedMachine) -> _Setting:
     prompts, outputs = lengths(run)
     pairs = product(prompts, outputs)
     demands = [request(machine.geometry, prompt, output) for prompt, output in pairs]
     engine = ServingEngine(demands, *machine)
+    alone = engine.run(ClosedLoop(1, tuple(range(0, len(demands), len(outputs)))))
+    return _Setting(engine, outputs, float(np.median(_first_s(alone))))
+
+
+@lru_cache(maxsize=2)  # files list runs of one setting together
+def _shared_setting(run: ServingRun) -> _Setting:
+    return _setting(run, machine_of(run))
+
+
+def play(run: ServingRun, machine: ServedMachine | None = None) -> Simulated:
+    """Play a run, on its machine or another; a `UsageError` says why that cannot be done."""
+    if machine is None:
+        alike = replace(run, id="", measured="x" * bool(run.measured), ttft_ms=1.0, tpot_ms=1.0)
+        setting = _shared_setting(replace(alike, concurrency=1, concurrency_client=0))
+    else:
+        setting = _setting(run, machine)
+    engine, outputs, alone_s = setting
     count = REQUESTS_PER_CLIENT * run.concurrency
-    drawn = np.random.default_rng(SEED).integers(0, len(demands), count).tolist()
+    drawn = np.random.default_rng(SEED).integers(0, len(engine.demands), count).tolist()
     report = engine.run(ClosedLoop(run.concurrency, tuple(drawn)))
     if refused := next((each.refused for each in report.searches if each.refused), ""):
         raise UsageError(f"a request does not fit: {refused}")
-    alone = engine.run(ClosedLoop(1, tuple(range(0, len(demands), len(outputs)))))
-    first_s, alone_s = _first_s(report), _first_s(alone)
+    first_s = _first_s(report)
     tokens = [outputs[each.demand % len(outputs)] for each in report.searches]
     spent = [each.finish_s - each.prefilled_s for each in report.searches]
     return Simulated(
         float(np.mean(first_s)),
         float(np.mean([s / (n - 1) for s, n in zip(spent, tokens, strict=True)])),
         sum(tokens) / report.total_s,
-        max(0.0, 1 - float(np.median(alone_s) / np.median(first_s))),
+        max(0.0, 1 - float(alone_s / np.median(first_s))),
         tuple(
             np.percentile(
                 [each.finish_s - each.arrival_s for each in report.searches], LATENCY_PERCENTILES
