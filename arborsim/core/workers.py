@@ -10,8 +10,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -77,8 +76,10 @@ def unfold(
 
 
 @contextmanager
-def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
+def _processes(workers: int) -> Iterator[Executor]:
     """A pool. After Ctrl-C processes that it did not reach are ended, and nothing is waited for."""
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor  # slow to import
+
     if workers > _MOST:
         raise UsageError(f"{workers:,} worker processes are too many: take at most {_MOST:,}")
     others = set(active_children())

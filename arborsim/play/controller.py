@@ -282,23 +282,24 @@ class Controller:
 
     def _decide(self, event: Event) -> None:
         """Ask the policy, then once more under `Pressure` if the budget is nearly used up."""
-        self._ask(event)
+        left_alone = self._ask(event)
         if self._margin is not None and not isinstance(event, Prefill):
-            left = self.policy.headroom(self.view())
+            left = self.policy.headroom(left_alone or self.view())
             if left <= self._margin:
-                self._ask(Pressure(self.budget_tokens - left, self.budget_tokens))
+                left_alone = self._ask(Pressure(self.budget_tokens - left, self.budget_tokens))
         if self.policy.bounded:
-            used = self.view().in_hbm
+            used = (left_alone or self.view()).in_hbm
             if used > self.budget_tokens:
                 raise BudgetInfeasible(
                     self.policy.name, used, self.budget_tokens, "what its last decision keeps"
                 )
 
-    def _ask(self, event: Event) -> None:
+    def _ask(self, event: Event) -> CacheView | None:
+        """Let the policy decide.  Returns what it saw if it leaves all as it is."""
         view = self.view()
         plan = self.policy.decide(view, event)
         if plan is None:
-            return
+            return view
         check_plan(self.policy, view, plan)
         if plan.slots is not None:
             self._slots = plan.slots
@@ -308,6 +309,7 @@ class Controller:
         for meter in self._meters:
             meter.moved(moves, view.tier, plan.reads)
         self.executor.apply(moves, examined_tokens=view.num_tokens, reads=plan.reads)
+        return None
 
 
 def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:

@@ -84,10 +84,11 @@ class AttentionKept(_ReadMeter):
         return 1.0 - self._lost / self._rows if self._rows else float("nan")
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
-        gone = self._read(tier) == Tier.EVICTED
+        tier = self._read(tier)
         if self._source is not Signal.ATTENTION:
-            self._by_group(run, tree, gone, moves)
+            self._by_group(run, tree, tier, moves)
             return
+        gone = tier == Tier.EVICTED
         assert len(gone) == 1, "the mean row says nothing about single groups"
         self._rows += run.num_tokens
         evicts = moves.target == Tier.EVICTED
@@ -106,18 +107,19 @@ class AttentionKept(_ReadMeter):
         lost_at = np.concatenate([gone[0], np.zeros(run.num_tokens)])
         self._lost += _lost_of_dense(attention, LeafPaths(run, tree), lost_at, step, token)
 
-    def _by_group(self, run: TokenRun, tree: ThoughtTree, gone: np.ndarray, moves: Moves) -> None:
-        groups = len(gone)
-        gone = np.concatenate([gone, np.zeros((groups, run.num_tokens), dtype=bool)], axis=1)
+    def _by_group(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
+        groups = len(tier)
+        tier = np.concatenate([tier, np.zeros((groups, run.num_tokens), dtype=np.int8)], axis=1)
         paths = LeafPaths(run, tree)
         for step in range(run.steps):
             for leaf in range(len(paths)):
                 mass = self._mass(run.observed, step * len(paths) + leaf, groups)
-                lost = lost_share(mass, gone[:, paths.tokens(leaf, mass.shape[2])])
+                held = tier[:, paths.tokens(leaf, mass.shape[2])]
+                lost = lost_share(mass, held == Tier.EVICTED)
                 known = ~np.isnan(lost)
                 self._lost += float(lost[known].sum())
                 self._rows += int(np.count_nonzero(known))
-            _evict(gone, moves.between_steps(step, step + 1))
+            moves.between_steps(step, step + 1).carry_out(tier)
 
     def _mass(self, observed: Observations, token: int, groups: int) -> np.ndarray:
         """Rows of each group's heads, ``[groups, heads, positions]`` (a layer's mean is one)."""
@@ -133,20 +135,6 @@ def _sums(rows: AttentionRows) -> np.ndarray:
     """The sum of each row, float64 ``[rows]``."""
     assert rows.sums is not None
     return rows.sums
-
-
-def _shares(lost: Sequence[float], whole: np.ndarray) -> float:
-    """Added up over rows: what each has lost, as a share of its own sum."""
-    return float(np.divide(np.asarray(lost, dtype=np.float64), whole).sum())
-
-
-def _evict(gone: np.ndarray, moves: Moves) -> None:
-    """Mark in `gone`, bool ``[groups, tokens]``, what `moves` evict."""
-    evicts = moves.target == Tier.EVICTED
-    shared = evicts & (moves.group == ALL_GROUPS)
-    gone[:, moves.token[shared]] = True
-    single = evicts & ~shared
-    gone[moves.group[single], moves.token[single]] = True
 
 
 def lost_share(mass: np.ndarray, gone: np.ndarray) -> np.ndarray:
@@ -180,7 +168,7 @@ def _lost_of_dense(
             lost_at[tokens[following]] = 1.0
             following += 1
         lost.append(float(row.dot(lost_at[paths.tokens(leaf, len(row))])))
-    return _shares(lost, _sums(rows)[first:])
+    return float((np.asarray(lost) / _sums(rows)[first:]).sum())
 
 
 def _lost_of_sparse(rows: SparseRows, gone_from: Sequence[np.ndarray], steps: int) -> float:

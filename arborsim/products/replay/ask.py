@@ -335,13 +335,14 @@ class ReplayResults(Results):
         ``"table"`` has all figures, ``"matrix"`` a line per policy, ``"pareto"`` is drawn with
         characters, and ``"auto"`` is the table or, with many policies, the matrix.
         """
-        from arborsim.products.plot.plots import plots_of
-        from arborsim.report.images import print_plots
-        from arborsim.report.text import print_report
-
         if view == "pareto":
+            from arborsim.products.plot.plots import plots_of
+            from arborsim.report.images import print_plots
+
             print_plots(plots_of(self.describe(), view), console)
         else:
+            from arborsim.report.text import print_report
+
             print_report(self.describe(view), console, notes)
 
     @classmethod
