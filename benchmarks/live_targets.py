@@ -36,7 +36,6 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from arborsim.core.formats import Format
-from arborsim.core.statistics import mean_interval
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.arkv import ARKV
 from arborsim.policies.registry import build
@@ -48,6 +47,7 @@ from arborsim_torch.kernels.fused import pinned
 from arborsim_torch.live.policy_search import PolicySearch
 from arborsim_torch.live.setup import CacheOptions, SearchSetup
 from arborsim_torch.sources import RandomSource
+from benchmarks.gpu.intervals import mean_interval
 from benchmarks.live import VOCABULARY, made_with, make_model
 
 _TOP = 256  # positions kept per attention row, as in live runs over paths of this length

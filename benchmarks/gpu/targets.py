@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arborsim.core.statistics import mean_interval
+from benchmarks.gpu.intervals import mean_interval
 from benchmarks.gpu.plan import YARDSTICKS
 
 Facts = dict[str, Any]

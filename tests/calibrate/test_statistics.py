@@ -19,8 +19,8 @@ from arborsim.core.statistics import (
     nonnegative_least_squares,
     rows_of,
     spearman,
-    student_reach,
 )
+from benchmarks.gpu.intervals import student_reach
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WIDE = 150
 #: Lines of the short form, and those of it around the thoughts of its tree.
-_LINES, _AROUND = 38, 6
+_LINES = 38
 #: Statistics that the short form shows, and most thoughts of its tree.
 _TOKENS = ("prompt_tokens", "generated_tokens", "longest_path_tokens")
 _FEW = (*_TOKENS, "nodes", "depth", "branching")

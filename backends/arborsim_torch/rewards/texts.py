@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from arborsim.core.errors import UsageError
 from arborsim_torch.models import LoadedModel
@@ -26,16 +26,6 @@ class Encoded:
 
     ids: list[int]
     steps: list[int]
-
-
-class Encoder(Protocol):
-    """Makes what a reward model reads of a thought."""
-
-    def whole(self, thought: Thought) -> Encoded:
-        """The path as one text."""
-
-    def by_step(self, thought: Thought) -> Encoded:
-        """The path step by step, the step token (if there is one) after each."""
 
 
 def decoder_of(loaded: LoadedModel) -> Decode | None:
@@ -147,3 +137,7 @@ def single_token(encode: Callable[[str], Sequence[int]], text: str, option: str)
         said = f"is {len(ids)} tokens" if ids else "is no token"
         raise UsageError(f"{option} {text}: it {said} of the vocabulary, but has to be one")
     return ids[0]
+
+
+#: What a reward model reads of a thought: the path as one text (`whole`), or step by step.
+Encoder = SharedIds | Reencoded
