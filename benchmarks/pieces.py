@@ -29,7 +29,7 @@ from arborsim.core.formats import Format
 from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.piece import Piece
 from arborsim_torch.kernels.pieces import attend_pieces
-from arborsim_torch.tiers.codec import Codec, Fp8, Int8, Packed, Plain
+from arborsim_torch.tiers.codec import Codec, Fp8, Packed, Plain
 
 HEADS, KV_HEADS, HEAD_DIM = 12, 6, 64
 SCALE = HEAD_DIM**-0.5
@@ -37,7 +37,7 @@ SCALE = HEAD_DIM**-0.5
 
 def codecs(dtype: torch.dtype) -> dict[str, Codec]:
     packed = Packed(Format(4, 16, scale_bytes=1), HEAD_DIM)
-    return {"plain": Plain(dtype), "int8": Int8(), "fp8": Fp8(), "4 bits": packed}
+    return {"plain": Plain(dtype), "fp8": Fp8(), "4 bits": packed}
 
 
 def problem(codec: Codec, slots: int, dtype: torch.dtype, device: str) -> tuple[Any, ...]:

@@ -42,8 +42,8 @@ LONG_PIECES = tuple(
                torch.bfloat16, 128, 8, 4, seqs)
     for parts, mask, seqs in (
         ((("plain", 16384),), "none", 1), ((("fp8", 16384),), "none", 1),
-        ((("int8", 16384),), "none", 1), ((("plain", 16384),), "sequences", 4),
-        ((("plain", 12288), ("int8", 4096)), "none", 1),
+        ((("plain", 16384),), "sequences", 4),
+        ((("plain", 12288), ("fp8", 4096)), "none", 1),
     )
 )  # fmt: skip
 #: Every format, read by all heads alike and by each on its own.

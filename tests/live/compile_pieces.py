@@ -36,7 +36,7 @@ _ALIGNED = (
 )  # fmt: skip
 CAPABILITIES = (80, 90, 100)
 #: Formats of the table: queries of Llama-3.1-8B in bfloat16.
-STORED = ("plain", "fp8", "int8", "packed4", "kivi4", "kivi2")
+STORED = ("plain", "fp8", "packed4", "kivi4", "kivi2")
 _PROCESSORS = {80: 108, 90: 132, 100: 148}
 
 
@@ -44,7 +44,7 @@ def compile_attend(stored: str, rows: int, capability: int = 90, dim: int = 128)
     """`attend_split` for bfloat16 queries as a call with long paths has it."""
     form = pieces_triton.storage(codec_named(stored, dim), dim, dim, capability >= 89)
     packed = stored in PACKED
-    data = "*bf16" if stored == "plain" else "*i8" if stored == "int8" else "*u8"
+    data = "*bf16" if stored == "plain" else "*u8"
     factors = {"plain": "*bf16", "kivi4": "*i16", "kivi2": "*i16"}.get(stored, "*fp32")
     types = {"q": "*bf16", "k": data, "v": data, "k_scale": factors, "v_scale": "*fp32"}
     processors = _PROCESSORS[capability]

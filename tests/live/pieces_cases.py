@@ -14,7 +14,7 @@ import torch
 from arborsim.core.formats import Format
 from arborsim_torch.kernels.near import HostPiece, attend_packed
 from arborsim_torch.kernels.piece import Elsewhere, MeanRows, Piece
-from arborsim_torch.tiers.codec import Fp8, Int8, Packed, Plain
+from arborsim_torch.tiers.codec import Fp8, Packed, Plain
 
 from .oracle_attention import numbers
 
@@ -29,14 +29,14 @@ PACKED = {
     "kivi4": Format(4, 16, "channel", 2, 2),
     "kivi2o": Format(2, 16, "channel", 2, 2, outliers=0.05),
 }
-FORMATS = ("plain", "fp8", "int8", *PACKED)
+FORMATS = ("plain", "fp8", *PACKED)
 
 
 def codec_named(stored, dim, dtype=torch.bfloat16):
     """The codec of a format by its name here."""
     if stored in PACKED:
         return Packed(PACKED[stored], dim)
-    return {"plain": Plain(dtype), "fp8": Fp8(), "int8": Int8()}[stored]
+    return {"plain": Plain(dtype), "fp8": Fp8()}[stored]
 
 
 @dataclass(frozen=True)
@@ -192,15 +192,15 @@ OTHERS = (
         Case(tuple(Part(x, 32, 64, "flat", "sequences", 4) for x in stored), dtype, seqs=3)
         for dtype, stored in ((torch.float16, FORMATS), (torch.bfloat16, FORMATS[:3]))
     ),
-    Case((Part(index="none", room=100), Part("fp8", 40), Part("int8", 1, index="by head"))),
+    Case((Part(index="none", room=100), Part("fp8", 40), Part("fp8", 1, index="by head"))),
     Case((Part(room=0), Part(room=12, padding=12)), seqs=3),
     Case((Part(room=0, capacity=0), Part("fp8", 5), Part("kivi2", 0, 32))),
     Case((Part(room=9, capacity=0, padding=9), Part(room=3))),
     Case((Part(mask="sequences", strided=True), Part("fp8", 20, strided=True)), seqs=3),
-    Case((Part(room=33), Part("int8", 20), Part("packed4", 64, 64, "none")), dim=80),
+    Case((Part(room=33), Part("fp8", 20), Part("packed4", 64, 64, "none")), dim=80),
     Case((Part(room=70, mask="sequences"),), group=3, seqs=9),  # more rows than one program takes
     Case((Part(room=150, mask="sequences"),), torch.bfloat16, 128, group=7, seqs=12),
-    Case((Part(room=131), Part("int8", 131)), torch.float16, 128),
+    Case((Part(room=131), Part("fp8", 131)), torch.float16, 128),
 )  # fmt: skip
 CASES = (*BY_FORMAT, *BY_TYPE, *OTHERS)
 

@@ -49,7 +49,7 @@ ON_CPU = (
         torch.bfloat16,
         seqs=3,
     ),
-    Case((Part("int8", 1030, 1100, mask="sequences"), Part("fp8", 600, 700, "none"))),
+    Case((Part("fp8", 1030, 1100, mask="sequences"), Part("fp8", 600, 700, "none"))),
 )
 
 
@@ -217,7 +217,7 @@ def test_any_pieces_are_the_definition(parts, seqs, group, dim, dtype, seed):
 def test_a_step_over_pieces_is_one_graph(mass):
     """No break, hence no wait, and no shape that depends on data."""
     case = Case(tuple(Part(stored, 600, 640, index) for stored, index in
-                      (("plain", "none"), ("int8", "by head"), ("fp8", "flat"), ("kivi2", "flat"),
+                      (("plain", "none"), ("fp8", "by head"), ("fp8", "flat"), ("kivi2", "flat"),
                        ("packed4", "none"))))  # fmt: skip
     q, pieces = case.build()
     traced = torch.compile(attend_pieces, fullgraph=True, backend="eager", dynamic=False)
@@ -255,7 +255,7 @@ def changed(stored="plain", **changes):
         ("mask of shape .32.", "plain", {"mask": torch.ones(32, dtype=torch.bool)}),
         ("needs scales exactly", "fp8", {"key_scale": None}),
         ("needs scales exactly", "plain", {"value_scale": torch.ones(2, 64)}),
-        ("scales .2, 9.", "int8", {"key_scale": torch.ones(2, 9)}),
+        ("scales .2, 9.", "fp8", {"key_scale": torch.ones(2, 9)}),
         ("need their spans", "kivi2", {"member": None}),
         ("places in groups .9.", "kivi2", {"member": torch.zeros(9, dtype=torch.int32)}),
     ],

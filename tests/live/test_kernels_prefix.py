@@ -19,7 +19,7 @@ from arborsim_torch.kernels import fused, packages
 from arborsim_torch.kernels.fused import Choice, choose_decode
 from arborsim_torch.kernels.piece import Piece
 from arborsim_torch.kernels.pieces import attend_pieces
-from arborsim_torch.tiers.codec import Int8, Plain
+from arborsim_torch.tiers.codec import Fp8, Plain
 
 from . import flash_attention
 from .oracle_attention import assert_near, literal, numbers
@@ -85,10 +85,10 @@ def test_prefix_rest_and_other_pieces_are_attention_over_all(seqs, rest, other):
     keys, values = [piece.keys], [piece.values]
     if other:  # in 8 bits
         exact = numbers(5, 2, 2, 9, DIM)
-        data, scale = Int8().encode(exact[None])
+        data, scale = Fp8().encode(exact[None])
         assert scale is not None
-        decoded = Int8().decode(data, scale, torch.float32)[0]
-        pieces.append(Piece(data[0, 0], data[0, 1], Int8(), scale[0, 0, ..., 0],
+        decoded = Fp8().decode(data, scale, torch.float32)[0]
+        pieces.append(Piece(data[0, 0], data[0, 1], Fp8(), scale[0, 0, ..., 0],
                             scale[0, 1, ..., 0], None, 9))  # fmt: skip
         keys.append(decoded[0])
         values.append(decoded[1])

@@ -23,7 +23,7 @@ from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.kernels.fused import sdpa
 from arborsim_torch.kernels.piece import Piece, in_triton
 from arborsim_torch.kernels.pieces import attend_pieces
-from arborsim_torch.tiers.codec import Fp8, Int8, Plain
+from arborsim_torch.tiers.codec import Fp8, Plain
 
 SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 MIB = 1 << 20
@@ -163,21 +163,19 @@ def codec_rates(
     timer: Timer, geometry: Geometry, dtype: torch.dtype
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Quantised bytes per second written and read back, by format; a layer's keys and values."""
-    written, read = {}, {}
-    counts = _tokens(timer, geometry, quick=timer.device.type == "cpu")
+    codec, counts = Fp8(), _tokens(timer, geometry, quick=timer.device.type == "cpu")
     shape = (2, geometry.kv_heads, counts[-1], geometry.head_dim)
-    for codec in (Fp8(), Int8()):
-        size = shape[1] * shape[2] * codec.bytes_per_token(geometry.head_dim)
-        pools = [
-            torch.randn(shape, device=timer.device).to(dtype)
-            for _ in range(buffers(timer.device, size))
-        ]
-        written[codec.name] = size / timer.seconds(*(partial(codec.encode, x) for x in pools))
-        stored = [codec.encode(x) for x in pools]
-        read[codec.name] = size / timer.seconds(
-            *(partial(codec.decode, data, scale, dtype) for data, scale in stored)
-        )
-    return written, read
+    size = shape[1] * shape[2] * codec.bytes_per_token(geometry.head_dim)
+    pools = [
+        torch.randn(shape, device=timer.device).to(dtype)
+        for _ in range(buffers(timer.device, size))
+    ]
+    written = size / timer.seconds(*(partial(codec.encode, x) for x in pools))
+    stored = [codec.encode(x) for x in pools]
+    read = size / timer.seconds(
+        *(partial(codec.decode, data, scale, dtype) for data, scale in stored)
+    )
+    return {codec.name: written}, {codec.name: read}
 
 
 @torch.inference_mode()

@@ -42,7 +42,7 @@ def attend_split(
     seq = (row // HEADS).to(tl.int64)
     there = row < rows
     inside = dim < DIM
-    SCALED: tl.constexpr = KIND == "fp8" or KIND == "fp8 bits" or KIND == "int8"
+    SCALED: tl.constexpr = KIND == "fp8" or KIND == "fp8 bits"
     PACKED: tl.constexpr = KIND == "packed" or KIND == "grouped"
 
     q += seq[:, None] * q_seq + (head * HEADS + row % HEADS)[:, None] * q_head

@@ -1,15 +1,14 @@
 """How tokens are stored: as they are, in 8 bits with a scale each, or packed with group scales.
 
 A *codec* turns vectors ``[..., 2, kv_heads, tokens, head_dim]``, keys and values, into data and
-possibly scales.  `Fp8` and `Int8` keep that shape and have float32 scales ``[..., tokens, 1]``;
-`Packed` makes one record of bytes of each vector, scales included.
+possibly scales.  `Fp8` keeps that shape and has float32 scales ``[..., tokens, 1]``; `Packed` makes
+one record of bytes of each vector, scales included.
 
 `Fp8` and `Packed` are bit for bit those of `arborsim.core.formats`, as replays compute errors.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -69,12 +68,13 @@ class Plain:
         return 2, head_dim
 
 
-class _EightBit(ABC):
-    """Symmetric, one byte per element: the largest magnitude of a vector becomes `largest`."""
+@dataclass(frozen=True)
+class Fp8:
+    """FP8 e4m3 with scale ``amax / 448``: the largest magnitude of a vector becomes `largest`."""
 
-    name: ClassVar[str]
-    storage: ClassVar[torch.dtype]
-    largest: ClassVar[float]
+    name: ClassVar[str] = "fp8"
+    storage: ClassVar[torch.dtype] = torch.float8_e4m3fn
+    largest: ClassVar[float] = 448.0
     scaled: ClassVar[bool] = True
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ class _EightBit(ABC):
         scale = scale.masked_fill_(scale == 0, 1.0)
         # The quotient passes `largest` where the scale itself was rounded down (subnormals).
         quotient = x.to(torch.float32, copy=True).div_(scale).clamp_(-self.largest, self.largest)
-        return self._round(quotient), scale
+        return quotient.to(self.storage), scale
 
     def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         if scale is None:
@@ -97,34 +97,6 @@ class _EightBit(ABC):
 
     def record(self, head_dim: int) -> tuple[int, int]:
         return 2, head_dim
-
-    @abstractmethod
-    def _round(self, quotient: Tensor) -> Tensor:
-        """The nearest numbers that can be stored; may overwrite its argument."""
-
-
-@dataclass(frozen=True)
-class Fp8(_EightBit):
-    """FP8 e4m3 with scale ``amax / 448``."""
-
-    name: ClassVar[str] = "fp8"
-    storage: ClassVar[torch.dtype] = torch.float8_e4m3fn
-    largest: ClassVar[float] = 448.0
-
-    def _round(self, quotient: Tensor) -> Tensor:
-        return quotient.to(torch.float8_e4m3fn)
-
-
-@dataclass(frozen=True)
-class Int8(_EightBit):
-    """Whole numbers from -127 to 127 with scale ``amax / 127``, ties to even."""
-
-    name: ClassVar[str] = "int8"
-    storage: ClassVar[torch.dtype] = torch.int8
-    largest: ClassVar[float] = 127.0
-
-    def _round(self, quotient: Tensor) -> Tensor:
-        return quotient.round_().to(torch.int8)
 
 
 def e4m3_as_half(data: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.pairs import GroupTokenPairs
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.tiers.codec import Fp8, Int8
+from arborsim_torch.tiers.codec import Fp8
 from arborsim_torch.tiers.link import HostLink
 from tests.live.tiny import VOCAB, tiny_model, torch
 
@@ -74,7 +74,7 @@ WAYS = [
 def test_moves_and_passes_are_those_of_the_cpu(grouping: str, recall: str) -> None:
     """Bit by bit if in order, since the same kernels of the CPU compute both."""
     number = GROUPINGS.index(grouping) + RECALLS.index(recall)
-    codec, ordered = (Fp8(), Int8())[number % 2], recall == "stage"
+    codec, ordered = Fp8(), recall == "stage"
     model = tiny_model("qwen2")
     wanted = wander(model, "cpu", grouping, recall, codec, ordered)
     with pretend(patience=2 * (number % 2)):
