@@ -94,7 +94,6 @@ class Ets(EtsKv):
 
     @property
     def uses_embeddings(self) -> bool:
-        """Whether a driver has to give leaves their embeddings."""
         return self.lambda_d > 0
 
     def keep(self, tree: CostTree, candidates: Leaves) -> list[int]:

@@ -135,7 +135,6 @@ class SharedTree(base.Search):
 
     @property
     def uses_embeddings(self) -> bool:
-        """Whether a driver has to give leaves their embeddings."""
         return any(search.uses_embeddings for search in self.searches)
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:

@@ -84,7 +84,6 @@ class TailTask(ChainTask):
         return self.lines * (self.step_tokens // self.lines_per_thought) + ANSWER_TOKENS + 2
 
     def problem(self, split: str, index: int, *, lines: int | None = None) -> Problem:
-        """Return problem `index` of `split` with `lines` program lines."""
         count = self.lines if lines is None else lines
         if count > MAX_LINES:
             raise ValueError(f"lines must be at most {MAX_LINES}, not {count}")
