@@ -239,7 +239,7 @@ def off_path_blocks(view: CacheView) -> list[np.ndarray]:
     Least recently active first, then the deepest, whose loss harms no other block's path, then the
     oldest.
     """
-    tree, in_hbm = view.tree, hbm_mask(view.tier).any(axis=0)
+    tree, in_hbm = view.tree, np.logical_or.reduce(hbm_mask(view.tier))
     held = np.bincount(tree.node_of_token.values[in_hbm], minlength=len(tree))
     off = np.flatnonzero((held > 0) & ~tree.on_path(view.leaves)).tolist()
     nodes = tree.nodes

@@ -55,9 +55,9 @@ def plots_of(report: Report, kind: str | None = None, metric: str | None = None)
     report
         A report whose `product` is a key of `KINDS`.
     kind
-        A name in ``KINDS[report.product]``; none for the usual one.
+        A name in ``KINDS[report.product]``, or none for the usual one.
     metric
-        What a replay is plotted by, a name in `METRICS`; none for the first that is known.
+        What a replay is plotted by, a name in `METRICS`, or none for the first that is known.
 
     Raises `UsageError`: there is no such plot, or nothing to draw.
     """
