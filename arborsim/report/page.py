@@ -96,8 +96,13 @@ def _templates() -> Environment:
 
     rules: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
     made = Environment(loader=FunctionLoader(asset), trim_blocks=True, lstrip_blocks=True, **rules)
-    made.filters["headings"] = _headings
+    made.filters |= {"headings": _headings, "about": _about}
     return made
+
+
+def _about(title: str) -> str:
+    """The anchor of a column's meaning."""
+    return f"about-{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}"
 
 
 def _headings(body: str) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from arborsim.core.units import Scale
@@ -19,6 +20,11 @@ def listed(names: Iterable[str]) -> str:
     if len(found) < 2:
         return "".join(found)
     return f"{', '.join(found[:-1])} and {found[-1]}"
+
+
+def sentences_of(text: str) -> list[str]:
+    """A paragraph's sentences, where a capital follows the stop."""
+    return re.split(r"(?<=\.) (?=[A-Z])", text)
 
 
 def counted(number: int, what: str) -> str:

@@ -28,7 +28,7 @@ from arborsim.products.plan.tables import tables
 from arborsim.products.plan.words import money, short_names
 from arborsim.report.report import html, write
 from arborsim.report.text import print_report
-from arborsim.report.words import digits
+from arborsim.report.words import digits, sentences_of
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan, sensitivities
 from tests.show.test_html import EVIL, Page
@@ -115,7 +115,7 @@ def test_the_answer_comes_first_and_names_both_candidates() -> None:
 def test_a_plan_without_prices_or_attention_says_so() -> None:
     page = render(PlanReport(plan(attention=False, prices=False)))
     assert "no price given" in page
-    assert "not known: 60 % of the tokens are evicted" in page
+    assert "not known: 60% of the tokens are evicted" in page
     titles = [each["labels"] for each in data_of(page)["figures"]["pareto"]]
     assert titles[0][0] == "Tokens never evicted against load"
 
@@ -424,7 +424,10 @@ def test_no_cell_is_a_formula(text: str) -> None:
 
 def test_a_real_plan_has_a_page() -> None:
     page = render(PlanReport(small_plan()))
-    assert small_plan().recommendation.text in page.replace("&#39;", "'")
+    shown = page.replace("&#39;", "'")
+    assert all(each in shown for each in sentences_of(small_plan().recommendation.text))
+    assert 'href="#about-runs-out-first"' in page
+    assert 'id="about-runs-out-first"' in page
     text = data_of(page)["csv"]["arborsim-plan-candidates.csv"]
     assert len(list(csv.DictReader(io.StringIO(text)))) == 4
 

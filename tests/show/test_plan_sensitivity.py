@@ -88,7 +88,7 @@ def test_the_chart_ranks_by_what_is_known_and_hatches_bounds() -> None:
     hatched = names["number × 2 (at least)"]
     assert hatched["marker"]["pattern"]["shape"] == "/"
     assert (hatched["y"], hatched["x"]) == ([1], [200.0])
-    assert hatched["customdata"] == ["Compute × 2: at least 300 %"]
+    assert hatched["customdata"] == ["Compute × 2: at least 300%"]
     assert "pattern" not in names["number × 2"]["marker"]
     assert 0 not in [place for each in figure["data"] for place in each["y"]]
     assert "Hatched bars are bounds" in reading

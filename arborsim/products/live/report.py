@@ -24,6 +24,7 @@ from arborsim.report.table import Table, shown
 from arborsim.report.words import counted, score
 
 _POINTS = 600
+_FEWEST = 2  # settings that a sentence compares as well as a chart
 _SUMS = "Times and moves are sums over searches."
 _ACCURACY = (
     "Share of problems solved, with 95% Clopper-Pearson intervals. Policies stand side by side at "
@@ -57,7 +58,9 @@ def report_of(report: live.LiveReport) -> Report:
     ]
 
     def pictures() -> Iterator[Section]:
-        yield Section("accuracy", "Accuracy", (_ACCURACY, Figures("accuracy", accuracy(rows))))
+        judged = sum(row.judged > 0 for row in rows)
+        drawn = accuracy(rows) if judged > _FEWEST else []
+        yield Section("accuracy", "Accuracy", (_ACCURACY, Figures("accuracy", drawn)))
         held = Figures("memory", memories(report), ("Search", "Policy"))
         yield Section("memory", "Memory during a search", (held,))
         times = time_splits(rows, lambda row: row.other_s) if rows else []

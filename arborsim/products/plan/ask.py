@@ -356,7 +356,7 @@ class PlanResults(Results):
         how = (
             f"Each load is found by one run of {count:,} searches with the seed "
             f"{planner.workload.seed}: so few leave it uncertain by some "
-            f"{100 / math.sqrt(count):.0f} %, ratios by less, as all numbers are tried on the same "
+            f"{100 / math.sqrt(count):.0f}%, ratios by less, as all numbers are tried on the same "
             "searches. Longer searches are the same ones, stretched."
         )
         path = output_path(path)

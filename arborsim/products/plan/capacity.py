@@ -141,7 +141,8 @@ def costs(result: PlanResult) -> Figure | None:
             known.append((row, bounds))
     if len(known) < FEWEST - 1:
         return None
-    names = list(short_names(row for row, _ in known).values())
+    short = short_names(ranked(result))  # as on the other charts
+    names = [short[row.number] for row, _ in known]
     axis = page.axis(
         f"cost of 1,000 {result.noun}{at_load(result)} ({result.currency})", rangemode="tozero"
     )

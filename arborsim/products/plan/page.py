@@ -37,7 +37,7 @@ from arborsim.report.report import (
     Warned,
 )
 from arborsim.report.table import REMARK, Column, Table, name_column
-from arborsim.report.words import digits
+from arborsim.report.words import digits, sentences_of
 
 _STATED = (
     "At the stated load, or where none is stated at the largest: what to rent, what it costs and "
@@ -59,7 +59,7 @@ _LOAD = (
 _SATURATION = (
     "Space (HBM, host memory) limits how many searches have a place; HBM bandwidth, compute and "
     "PCIe are shares of the time, and limit how fast those that have a place go on. Space counts "
-    "as running out once waiting for it takes 1 % of searches' time, or 1 in 100 loses its place; "
+    "as running out once waiting for it takes 1% of searches' time, or 1 in 100 loses its place; "
     "else what is busy for the largest share of the time does."
 )
 _SENSITIVITY = "One number is changed at a time, and the machine serves the same searches again."
@@ -163,8 +163,8 @@ def _answer(result: PlanResult) -> Iterator[Block]:
     said, missing = result.recommendation, "Candidates that were not finished are missing."
     if not result.complete:
         yield Warned("The plan was interrupted.", missing)
-    if sentences := [*said.answer, *filter(None, [said.text])]:
-        yield Answer(sentences)
+    if said.answer or said.text:
+        yield Answer(said.answer or [said.text])
     heads, figures = plan_words.key_figures(result)
     if heads:
         columns: list[Column[tuple[str, list[str]]]] = [name_column("Figure", lambda row: row[0])]
@@ -177,6 +177,8 @@ def _answer(result: PlanResult) -> Iterator[Block]:
         yield plan_printed.finding(result, counted)
     if said.unknown:
         yield Listed(said.unknown, "What this plan does not know")
+    if said.answer and said.text:
+        yield Listed(sentences_of(said.text), "Why this one")
     yield Listed([text for text in (plan_words.shared_prefixes(result), *result.notes) if text])
 
 
@@ -189,9 +191,7 @@ def _pictures(report: PlanReport) -> Iterator[Section]:
     yield from _capacity(result)
     choices, by, priced = plan_pareto.figures(result)
     note = _PARETO.format(by=by) + " Their bars are ranges of prices." * priced
-    pareto = Figures(
-        "pareto", choices if len(result.met()) >= plan_capacity.FEWEST else [], ("Compared",)
-    )
+    pareto = Figures("pareto", [each for each in choices if _worth(each)], ("Compared",))
     yield Section("pareto", "Cost, quality and latency", (note, pareto))
     load = Figures("load", plan_figures.against_load(result), ("Time",))
     curves = len(plan_figures.with_curves(result)) - plan_figures.MOST_LINES
@@ -235,6 +235,14 @@ def _pictures(report: PlanReport) -> Iterator[Section]:
     for name, (title, figure, note) in drawn.items():
         one = Figures(name, [Choice(figure)] if figure else [])
         yield Section(name, title, (note, one))
+
+
+def _worth(choice: Choice) -> bool:
+    """Whether so many different points are drawn that a chart says more than sentences."""
+    pairs = {
+        pair for line in choice.figure["data"] for pair in zip(line["x"], line["y"], strict=True)
+    }
+    return len({pair for pair in pairs if None not in pair}) >= plan_capacity.FEWEST
 
 
 def _capacity(result: PlanResult) -> Iterator[Section]:

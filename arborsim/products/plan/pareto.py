@@ -22,6 +22,7 @@ from arborsim.report.words import listed
 _MARKER_WIDE, _MARKER_HIGH = 0.012, 0.03
 #: From this ratio of prices or loads on, their axis is logarithmic.
 _FAR = 8.0
+_SHARES = (-3.0, 106.0)  # the axis of shares in per cent, with room for a marker and its number
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def _cost(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
     if any(not math.isnan(cost(row)) for row in rows):
 
         def paid(row: CandidateResult) -> str:
-            return f"{money(compared_cost(row), result.currency)} per 1,000 searches"
+            return f"{money(compared_cost(row), result.currency)} per 1,000 {result.noun}"
 
-        title = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
+        title = f"cost of 1,000 {result.noun}{at_load(result)} ({result.currency})"
         return Measure("cost", title, cost, paid)
 
     def largest(row: CandidateResult) -> float:
@@ -72,7 +73,7 @@ def _quality(rows: Sequence[CandidateResult]) -> list[Measure]:
 
     def percent(title: str, source: str, share: Callable[[CandidateResult], float]) -> Measure:
         def text(row: CandidateResult) -> str:
-            return f"{title} {100 * share(row):.1f} %"
+            return f"{title} {100 * share(row):.1f}%"
 
         axis_title = f"{title}{source} (%)"
         return Measure(title, axis_title, lambda row: 100 * share(row), text, higher=True)
@@ -99,7 +100,7 @@ def _latency(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
 
     fleet = served and result.stated_load is not None
     where = f"in a fleet for {load_of(result.stated_load, result)}" if fleet else "alone"
-    title = f"time per search {where}, {result.percentile:g}th percentile (s)"
+    title = f"arrival to answer {where}, {result.percentile:g}th percentile (s)"
     return Measure("latency", title, value, lambda r: f"{quantity('seconds', value(r))} {where}")
 
 
@@ -163,7 +164,8 @@ def _plot(
     if len(shapes) > 1:
         data += [legend_entry(label(name), "var(--soft)", shape) for name, shape in shapes.items()]
     across = size_axis([v for row in rows if math.isfinite(v := x.value(row))], _FAR)
-    spots = _spots(best, _along(x, rows, across), _along(y, rows, {}))
+    up: Figure = {"range": _SHARES} if y.axis.endswith("(%)") else {}
+    spots = _spots(best, _along(x, rows, across), _along(y, rows, up))
     ends = [compared_cost(spot[0]) or (0.0, 0.0) for spot in spots]
     half = [(high - low) / 2 for low, high in ends]  # of the range of prices, around its middle
     bars: Figure = {"type": "data", "array": [rounded(each, 5) for each in half]}
@@ -180,7 +182,7 @@ def _plot(
         textfont={"color": "var(--ink)", "size": 12},
         error_x=bars | {"visible": x.title == "cost" and any(half)},
     )
-    return figure([*data, numbers], axis(x.axis, **across), axis(y.axis), 440)
+    return figure([*data, numbers], axis(x.axis, **across), axis(y.axis, **up), 440)
 
 
 def _spots(
@@ -205,5 +207,6 @@ def _along(measure: Measure, rows: Sequence[CandidateResult], drawn: Figure) -> 
         values = {key: math.log(v) if v > 0 else math.nan for key, v in values.items()}
     known = [value for value in values.values() if math.isfinite(value)]
     start = 0.0 if "rangemode" in drawn else min(known, default=0.0)
-    length = (max(known, default=0.0) - start) or 1.0
+    start, end = drawn.get("range") or (start, max(known, default=0.0))
+    length = (end - start) or 1.0
     return {key: (value - start) / length for key, value in values.items()}

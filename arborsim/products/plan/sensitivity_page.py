@@ -99,7 +99,7 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> tuple[Figure |
     )
     unchanged = upright(100) | {"line": {"color": "var(--soft)", "width": 1}}
     names = named_axis(list(places.values()), list(places), (-0.5, len(bars) - 0.5))
-    x, height = axis("largest load (unchanged: 100 %)"), 130 + 46 * len(bars)
+    x, height = axis("largest load (unchanged: 100%)"), 130 + 46 * len(bars)
     data = [drawn for drawn in made if drawn]
     drawn = figure(data, x, names, height, barmode="overlay", shapes=[unchanged])
     notes = [f"{each.assumption.title} is left out: {each.idle}." for each in here if each.idle]
@@ -138,7 +138,7 @@ def _bars(named: Sequence[tuple[int, str, LoadRatio]], bound: str, paint: str) -
         hatch = {"shape": "/", "fillmode": "replace", "size": 7, "solidity": 0.35}
         marker |= {"pattern": hatch, "line": {**marker, "width": 1.5}}
     said = f"{bound} " if bound else ""
-    texts = [f"{title} × {end.factor:g}: {said}{100 * end.ratio:.0f} %" for _, title, end in own]
+    texts = [f"{title} × {end.factor:g}: {said}{100 * end.ratio:.0f}%" for _, title, end in own]
     return {
         "type": "bar",
         "orientation": "h",

@@ -297,16 +297,16 @@ def _facts(row: CandidateResult, plan: PlanResult) -> dict[str, str]:
         f"Cost per 1,000 solved{at_load(plan)}": solved,
         "Price per hour": money(row.price_per_hour, currency),
         "Largest load offered to one machine": largest,
-        "Served there": f"{digits(point.served_per_s.value)} searches/s in runs of "
-        f"{plan.searches:,} searches, which begin empty",
-        f"Cost per 1,000 searches{at_load(plan)}": of_fleet,
-        "Cost per 1,000 searches at the largest load": money(paid(row, point, unit), currency)
+        "Served there": f"{digits(point.served_per_s.value)} {plan.noun}/s in runs of "
+        f"{plan.searches:,} {plan.noun}, which begin empty",
+        f"Cost per 1,000 {plan.noun}{at_load(plan)}": of_fleet,
+        f"Cost per 1,000 {plan.noun} at the largest load": money(paid(row, point, unit), currency)
         + there,
         "Cost per 1,000 solved there": solved_there if point.cost_per_solved else "",
         "Error of simulated seconds in these costs": _error(row),
-        "Time per search (p50, p95, p99)": _seconds(*vars(point.search_s).values()),
+        "Arrival to answer (p50, p95, p99)": _seconds(*vars(point.search_s).values()),
         "Time per output token (p50, p95)": _seconds(point.token_s.p50, point.token_s.p95),
-        "Searches at once": f"{digits(point.concurrency)} on average, "
+        f"{plan.noun.capitalize()} at once": f"{digits(point.concurrency)} on average, "
         f"{point.peak_concurrency} at most",
         RUNS_OUT: first_out(row),
         STOPPED_BY: stopped_by(row),
@@ -335,12 +335,12 @@ def _quality(row: CandidateResult) -> str:
         return "as full retention: nothing is dropped, rounded or left unread"
     if (found := quality.accuracy) is not None:
         return (
-            f"live accuracy {100 * found.value:.1f} % (n = {found.n}, 95 % interval "
-            f"{100 * found.low:.1f} to {100 * found.high:.1f} %)"
+            f"live accuracy {100 * found.value:.1f}% (n = {found.n}, 95% interval "
+            f"{100 * found.low:.1f} to {100 * found.high:.1f}%)"
         )
     if quality.attention_kept is None:
         known = quality.kept_note or "not known"
         if quality.unread and not quality.evicted:
             return f"{known}: not every token is read"
-        return f"{known}: {100 * quality.evicted:.0f} % of the tokens are evicted"
-    return f"{100 * quality.attention_kept:.1f} % of the attention kept"
+        return f"{known}: {100 * quality.evicted:.0f}% of the tokens are evicted"
+    return f"{100 * quality.attention_kept:.1f}% of the attention kept"
