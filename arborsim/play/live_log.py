@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit, thinned
 from arborsim.core.records import MOST_FLOAT, convert
+from arborsim.core.settings import default_of
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import values_of
 
@@ -48,14 +49,14 @@ _POINTS = 600
 _NS = 9  # decimals of a second
 
 
+#: Fields of a request that are described in another way, or determine no result.
+_APART = {"cells", "command", "machine", "prompts", "texts", "trace"}
+
+
 def describe(request: LiveRequest) -> dict[str, Any]:
     """Everything that determines the results of `request`, as JSON, without paths of outputs."""
-    apart = {"cells", "command", "machine", "prompts", "texts", "trace"}
-    found: dict[str, Any] = {
-        each.name: getattr(request, each.name) for each in fields(request) if each.name not in apart
-    }
-    if not request.masked:
-        del found["masked"]  # as in logs from before there was such a thing
+    names = [each.name for each in fields(request) if each.name not in _APART]
+    found: dict[str, Any] = {name: getattr(request, name) for name in names}
     found["reward"] = asdict(request.reward)
     found["cells"] = [
         {"policy": c.policy.name, "budget": c.budget.text, "settings": values_of(c.policy)}
@@ -71,6 +72,16 @@ def describe(request: LiveRequest) -> dict[str, Any]:
         profile = request.machine.profile
         found["gpu"] = {"name": profile.name, "sha256": profile.digest}
     return dict(json.loads(json.dumps(found, default=str)))
+
+
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored request with the defaults of options that it does not know."""
+    known = {}
+    for each in fields(LiveRequest):
+        if each.name not in _APART:
+            value = default_of(each)
+            known[each.name] = asdict(value) if is_dataclass(value) else value
+    return {**json.loads(json.dumps(known, default=str)), **stored}
 
 
 def _sha256(option: str, path: Path) -> str:
@@ -161,7 +172,7 @@ class LiveLog(LiveRecords[R]):
         if path.exists() and not resume and not overwrite:
             raise UsageError(f"--out {path}: the file exists: --resume goes on, --overwrite redoes")
         if path.exists() and resume and (head := self.read()):
-            self._compare("request", request_of(head, path), self._request)
+            self._compare("request", completed(request_of(head, path)), self._request)
             self._facts = convert(LiveFacts, head.get("facts"), f"{path}: facts")
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
@@ -171,6 +182,9 @@ class LiveLog(LiveRecords[R]):
         """
         if self._facts is not None:
             there, here = (asdict(replace(each, conditions={})) for each in (self._facts, facts))
+            for name in {*there["software"]} ^ {*here["software"]}:  # one version does not say it
+                there["software"].pop(name, None)
+                here["software"].pop(name, None)
             self._compare("model, device or version", there, here)
         head = {"facts": facts, "episodes": episodes, "request": self._request}
         self.open(head | {"command": self._command})

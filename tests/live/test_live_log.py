@@ -163,6 +163,21 @@ def test_every_option_counts(tmp_path: Path, other: dict[str, Any]) -> None:
         LiveLog(path, replace(REQUEST, **other), resume=True)
 
 
+def test_an_option_that_a_log_does_not_know_has_its_default(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", result())
+    head, *rest = path.read_text().splitlines()
+    known = json.loads(head)
+    for name in ("chat", "masked", "problem_fields", "graphs"):
+        del known["request"][name]
+    path.write_text("\n".join([json.dumps(known), *rest, ""]))
+    log = LiveLog(path, REQUEST, resume=True)
+    log.began(replace(FACTS, software={"torch": "2", "python": "3.12"}), 2)
+    log.close()
+    assert len(log.records) == 1
+    with pytest.raises(UsageError, match="graphs True there, False here"):
+        LiveLog(path, replace(REQUEST, graphs=False), resume=True)
+
+
 def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "log", result(0))
     log = LiveLog(path, REQUEST, resume=True)

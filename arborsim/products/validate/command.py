@@ -117,7 +117,7 @@ class Keeper:
     """
 
     def __init__(self, request: LiveRequest, output: ValidateOutput) -> None:
-        from arborsim.play.live_log import describe
+        from arborsim.play.live_log import completed, describe
         from arborsim.products.validate.files import read_results
         from arborsim.products.validate.results import Validation
 
@@ -130,7 +130,8 @@ class Keeper:
         if not output.resume:
             raise UsageError(f"{self.path} exists: --resume goes on, --overwrite replaces it")
         self.result, there = read_results(self.path)
-        for key in sorted({*there, *self._described}):
+        there = completed(there)
+        for key in sorted({*there, *self._described} - {"episodes"}):
             if there.get(key) != self._described.get(key):
                 raise UsageError(
                     f"{self.path} holds results of another request (its {key} differs): choose "
