@@ -179,8 +179,8 @@ class ThoughtTree:
         if leaf not in self._paths:
             before = [self._spans[node].values for node in self.ancestors(leaf)[:-1]]
             path = GrowingArray(np.int64)
-            for ids in before:
-                path.extend(ids)
+            if before:
+                path.extend(np.concatenate(before))
             self._paths[leaf] = path, len(path)
         path, start = self._paths[leaf]
         known = len(path) - start

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, by_tier, hbm_mask
+from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import Allocation, Decision, EveryStep
 
@@ -153,7 +155,7 @@ class Pool(Allocation):
         return int(left.min())
 
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
-        blocks = [] if self.adaptation == "flat" else off_path_blocks(at.view)
+        blocks = () if self.adaptation == "flat" else off_path_blocks(at.view)
         size = self.size(at.view)
         if size == 1 and not blocks and self._let_one_go(at, tiers):
             return
@@ -233,7 +235,21 @@ def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
     return freed
 
 
-def off_path_blocks(view: CacheView) -> list[np.ndarray]:
+class _Blocks(Sequence[np.ndarray]):
+    """Tokens of nodes in HBM, looked up when asked for: of hundreds of blocks one or two go."""
+
+    def __init__(self, nodes: list[int], tree: ThoughtTree, in_hbm: np.ndarray) -> None:
+        self._nodes, self._tree, self._in_hbm = nodes, tree, in_hbm
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, at: Any) -> Any:
+        block = self._tree.tokens(self._nodes[at])
+        return block[self._in_hbm[block]]
+
+
+def off_path_blocks(view: CacheView) -> Sequence[np.ndarray]:
     """Token ids in HBM of each block off the active paths, in the order they are given up.
 
     Least recently active first, then the deepest, whose loss harms no other block's path, then the
@@ -244,7 +260,7 @@ def off_path_blocks(view: CacheView) -> list[np.ndarray]:
     off = np.flatnonzero((held > 0) & ~tree.on_path(view.leaves)).tolist()
     nodes = tree.nodes
     off.sort(key=lambda node: (nodes[node].last_active, -nodes[node].depth, node))
-    return [block[in_hbm[block]] for block in map(tree.tokens, off)]
+    return _Blocks(off, tree, in_hbm)
 
 
 @dataclass(frozen=True)
