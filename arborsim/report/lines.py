@@ -27,27 +27,22 @@ def print_tables(
     groups: Iterable[tuple[str, Table[R]]],
     *,
     implied: Sequence[str] = (),
-    names: Sequence[str] = (),
 ) -> None:
     """Print titled tables over the same rows with as much air between the columns as fits.
 
     Neighbours share a table where they fit side by side.  Figures that are zero or unknown in all
     rows are left out.  Where there is no room, columns with keys in `implied` go, the first of them
-    first; those in `names` go from all tables but the first, where a number identifies rows.
+    first.
     """
     joined = _joined(console, groups)
-    for place, (title, table) in enumerate(joined):
+    for title, table in joined:
         title = title if len(joined) > 1 else ""
-        airy = []
-        if place and names:
-            airy = [_drawn(title, table, *form) for form in _FORMS[:2]]
-            table = table.without(names)
         known = [row for row in table.rows if not table.reason(row)]
         choices = [table.without(c.key for c in table.columns if c.empty(known))]
         for key in implied:
             choices.append(choices[-1].without([key]))
         made = (_drawn(title, some, *form) for some in choices for form in _FORMS)
-        fitting = next((each for each in (*airy, *made) if each.width <= console.width), None)
+        fitting = next((each for each in made if each.width <= console.width), None)
         for drawn in [fitting] if fitting else _parts(title, choices[0], console.width):
             drawn.print(console)
 

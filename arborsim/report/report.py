@@ -84,7 +84,6 @@ class Shown:
     noted: bool = False  #: whether a terminal shows it only among all notes
     deciding: Sequence[str] = ()  #: columns that a terminal shows without all notes; () for all
     implied: Sequence[str] = ()  #: columns that go first where a terminal has no room
-    names: Sequence[str] = ()  #: columns that go from all but the first table of a terminal
     legend: Sequence[str] = ()  #: follows in a terminal, where columns have no meanings
     macro: ClassVar[str] = "comparison"
 

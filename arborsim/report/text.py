@@ -62,7 +62,7 @@ def _print_table(shown: Shown, console: Console, explained: bool) -> None:
             if heading or about:
                 print_heading(console, heading, about)
             tables = [each for each in content if not isinstance(each, str)]
-            print_tables(console, tables, implied=shown.implied, names=shown.names)
+            print_tables(console, tables, implied=shown.implied)
             for line in (each for each in content if isinstance(each, str)):
                 console.print(line, markup=False, no_wrap=True, crop=False)
     for line in shown.legend if explained else ():
