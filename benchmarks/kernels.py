@@ -25,7 +25,8 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 
-from arborsim.machine.kernels import Bound, Grid, KernelTables, Peak, shipped_tables
+from arborsim.machine.grid import Bound, Grid, Peak
+from arborsim.machine.kernels import KernelTables, shipped_tables
 from arborsim.machine.lookup import load_profile
 
 #: Output and input width of a layer's products on one of the GPUs that share it.

@@ -23,7 +23,8 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import HEAD, KV_B, WEIGHT_BITS, Product
 from arborsim.core.sourced import Basis
-from arborsim.machine.kernels import LAUNCH_S, TABLES, Bound, Grid, Peak, load_tables
+from arborsim.machine.grid import LAUNCH_S, Bound, Grid, Peak
+from arborsim.machine.kernels import TABLES, load_tables
 
 if TYPE_CHECKING:
     from arborsim.core.geometry import Geometry

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from arborsim.machine.cost import CostModel
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.forward import REDUCES, Forward, forward_of
+from arborsim.machine.grid import LAUNCH_S
 from arborsim.machine.integration import NO_LONGER, Longer
-from arborsim.machine.kernels import LAUNCH_S
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.operations import Built, build
 from arborsim.machine.program import DemandInfo

@@ -20,13 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.sourced import Basis
 from arborsim.machine.forward import Forward
+from arborsim.machine.grid import Grid, Peak
 from arborsim.machine.kernels import (
     TABLES,
-    Basis,
-    Grid,
     KernelTables,
-    Peak,
     load_tables,
     shipped_tables,
     write_tables,

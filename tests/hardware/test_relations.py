@@ -19,7 +19,8 @@ from arborsim.core.errors import UsageError
 from arborsim.core.sourced import Basis
 from arborsim.machine.cost import CostModel
 from arborsim.machine.forward import Forward
-from arborsim.machine.kernels import Grid, load_tables, shipped_tables
+from arborsim.machine.grid import Grid
+from arborsim.machine.kernels import load_tables, shipped_tables
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.price import Price
