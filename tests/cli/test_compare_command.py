@@ -90,6 +90,7 @@ def test_it_fits_the_terminal(folder, columns, monkeypatch, capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= columns
     text = " ".join(" ".join(lines).split())
+    assert text.startswith("B differs from A in "), "the largest differences lead"
     for said in ("GPU: h100 -> l40s", "2 searches in both", "vs A", "Only in A: oracle 0.8, h2o",
                  "The same in both: HBM peak"):  # fmt: skip
         assert said in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def test_a_front_its_files_and_its_page(
     assert main([*command.split(), *files.split()]) == 0
     printed = capsys.readouterr().out
     assert "held out" in printed
+    assert re.match(r"staircase: \d of 3 trials are on the front, ", printed)
+    assert "\nThe least memory: trial " in printed
+    assert "tuned" not in printed.partition("Figures are of")[0], "only what no trial has seen"
     found = arborsim.load_results(here / "o.parquet")
     assert found.metadata["command"] == (
         "arborsim tune t.parquet --policy staircase --vary recent=2:16 --budget 0.3:0.9 --trials 3"
