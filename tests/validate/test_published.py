@@ -203,6 +203,12 @@ def test_more_clients_queue_and_get_more_out() -> None:
     assert many.tpot_s > few.tpot_s
 
 
+def test_runs_of_one_setting_share_its_machine_and_stay_what_they_are_alone() -> None:
+    other = replace(RUN, id="00000001", tpot_ms=9.0, output_tokens=40)
+    for run in (RUN, replace(RUN, concurrency=32), other, replace(other, concurrency=8), RUN):
+        assert published.play(run) == published.play(run, published.machine_of(run))
+
+
 def test_measured_throughput_is_littles_law() -> None:
     assert published.measured_tokens_per_s(RUN) == pytest.approx(4 * 100 / (0.060 + 99 * 0.008))
 
