@@ -30,11 +30,11 @@ from arborsim.core.errors import UsageError
 from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.play.episode import Cell
 from arborsim_torch.masked.drafts import search as search_masked
-from arborsim_torch.masked.greedy import said_with_all
 from arborsim_torch.reference import MODELS, Problem, Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.greedy import said_with_all
 from benchmarks.quality_arms import EXPERIMENTS, Arm
 
 

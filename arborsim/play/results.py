@@ -126,6 +126,23 @@ class Answered(Score):
 
 
 @dataclass(frozen=True)
+class Fidelity:
+    """How near a row's policy, with its settings, keeps a model to full retention.
+
+    As `arborsim fidelity` measured it (`arborsim.products.fidelity.known`), on documents.
+    """
+
+    kl: float  #: mean KL(full || policy), nats
+    low: float  #: the ends of its 95% interval; NaN where there is none
+    high: float
+    agreement: float  #: share of judged tokens with the same most probable next token
+    tokens: int  #: judged
+    documents: int
+    budget: str  #: under which it was measured
+    model: str
+
+
+@dataclass(frozen=True)
 class EqualBudget:
     """The budget at which a policy takes the memory that was asked for (`replay.equal`)."""
 
@@ -163,6 +180,7 @@ class ReplayResult:
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Counted live (`arborsim.products.replay.answers.answered`), by trace, policy and budget
     answers: Mapping[tuple[str, str, str], Answered] = field(default_factory=dict)
+    fidelity: Mapping[tuple[str, str, str], Fidelity] = field(default_factory=dict)  # by the same
     equal: tuple[EqualBudget, ...] = ()  # budgets that were found, in a comparison at equal memory
     #: A GPU full of these searches, by trace, policy and budget
     full: Mapping[tuple[str, str, str], FullGpu] = field(default_factory=dict)
@@ -173,7 +191,7 @@ class ReplayResult:
         return {(each.trace, each.policy, each.budget): each for each in self.equal}
 
     def rows(self, left_out: Iterable[LeftOut] = ()) -> tuple[Row, ...]:
-        """One row per trace, policy and budget (`aggregate`), with its answers."""
+        """One row per trace, policy and budget (`aggregate`), with its answers and fidelity."""
         answers, equal, rows = self.answers, self.found(), aggregate(self.episodes, left_out)
 
         def whole(row: Row) -> Row:
@@ -183,6 +201,7 @@ class ReplayResult:
                 row,
                 title=titled(row.policy, self.policies.get(row.policy, {})),
                 answers=answers.get(row.cell),
+                fidelity=self.fidelity.get(row.cell),
                 equal=equal.get(row.cell),
                 at_once=rates[0],
                 full_tokens_per_s=rates[1],
@@ -263,6 +282,7 @@ class Row:
     title: str = ""  # the policy with the settings that are not its authors'
     relative: Relative = Relative()
     answers: Answered | None = None  # counted live; None where that was not done
+    fidelity: Fidelity | None = None  # None where it was not measured
     stored: dict[str, Stored] = field(default_factory=dict)  # by memory below DDR
     counters: dict[str, float] = field(default_factory=dict)  # others of `Measurements`
     left_out: str = ""

@@ -49,6 +49,13 @@ def interval(low: float, high: float) -> str:
     return "n/a" if math.isnan(low) else f"{hundredths(low)}-{hundredths(high)}"
 
 
+def nats(value: float) -> str:
+    """A divergence with three digits that count, for cells and sentences."""
+    if math.isnan(value):
+        return "n/a"
+    return "0" if value < 5e-7 else f"{value:.2g}" if value < 0.01 else f"{value:.3f}"
+
+
 def score(right: int, judged: int, low: float, high: float) -> str:
     """Right answers with the interval of their share, for sentences."""
     return (

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,21 +31,10 @@ from arborsim_torch.kernels.piece import MeanRows, in_triton
 from arborsim_torch.kernels.pieces import attend_pieces
 from arborsim_torch.kernels.rows import adds_rows, attend_rows, count_paid
 
+if TYPE_CHECKING:
+    from arborsim_torch.masked.table import Table
+
 NAME = "arborsim_tree"
-
-
-class Attending(Protocol):
-    """The attention in place of this module's, as `arborsim_torch.masked.table.Table` does."""
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> Tensor: ...
 
 
 def tree_attention(
@@ -58,7 +47,7 @@ def tree_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     context: ForwardContext | None = None,
-    table: Attending | None = None,
+    table: Table | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention over what the caches hold; the signature is that of transformers' interface.

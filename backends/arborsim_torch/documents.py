@@ -9,7 +9,7 @@ from pathlib import Path
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import Budget
 from arborsim.play.fidelity import FOLLOWED, FidelityRequest
-from arborsim.play.problem_sets import read_lines, read_problems, read_text
+from arborsim.play.problem_sets import ProblemChoice, read_lines, read_problems, read_text
 from arborsim_torch.given_file import GivenSearch, Words
 from arborsim_torch.models import LoadedModel, eos_ids
 from arborsim_torch.recording_plan import words_of
@@ -155,8 +155,9 @@ def _cut(name: str, index: int, ids: list[int], prefill: Budget) -> Document:
 
 def _prompts(request: FidelityRequest, loaded: LoadedModel, path: Path) -> list[Document]:
     """Chains of a file, or prompts alone, for which a token stands in until theirs are known."""
-    if request.problems is not None and request.problems.path is None:
-        return _posed(request, loaded)
+    choice = request.problems
+    if choice is not None and (choice.path is None or choice.recipe or choice.fields):
+        return _posed(choice, request, loaded)
     words, found = words_of(loaded, request.chat, _base(request, loaded)), list[Document]()
     for number, entry in read_lines(path, FOLLOWED):
         where, given = f"{path}, line {number}", entry.get("tokens") is not None
@@ -176,12 +177,11 @@ def _prompts(request: FidelityRequest, loaded: LoadedModel, path: Path) -> list[
     return found
 
 
-def _posed(request: FidelityRequest, loaded: LoadedModel) -> list[Document]:
-    """Problems that no file holds, for full retention to answer."""
-    assert request.problems is not None
+def _posed(choice: ProblemChoice, request: FidelityRequest, loaded: LoadedModel) -> list[Document]:
+    """Problems for full retention to answer."""
     if loaded.tokenizer is None or not request.max_tokens:
         raise UsageError(f"--prompts {request.prompts}: give a language model, and --generate N")
-    problems, ends = read_problems(request.problems), (request.stop, request.chat)
+    problems, ends = read_problems(choice), (request.stop, request.chat)
     lengths = (request.max_tokens, request.thought_tokens)
     task = TextTask(problems, loaded.tokenizer, eos_ids(loaded), *lengths, *ends)
     numbers = range(len(problems.prompts))

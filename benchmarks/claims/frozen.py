@@ -19,11 +19,11 @@ import torch
 from arborsim.core.tiers import Budget
 from arborsim.signals.rolling import EPSILON
 from arborsim_torch import reference
-from arborsim_torch.masked.greedy import greedy
 from arborsim_torch.reference import Problem, Task
 from arborsim_torch.reference.decoder import generate
 from benchmarks.claims import Row, Store
 from benchmarks.claims.masked import Batch
+from benchmarks.greedy import greedy
 
 RECENT = 16  #: protected newest tokens
 WINDOW = 64  #: of rolling statistics

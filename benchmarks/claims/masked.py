@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from arborsim_torch.masked.greedy import greedy
 from arborsim_torch.masked.table import Table
 from arborsim_torch.reference import Problem, Task
+from benchmarks.greedy import greedy
 
 SINKS = 4
 REACH = 8  #: neighbours on either side that redundancy looks at

@@ -14,9 +14,9 @@ from arborsim.play.backends import LiveResult
 from arborsim.play.episode import Cell
 from arborsim_torch.masked.follower import Follower
 from arborsim_torch.masked.forced import PROMPT_BLOCK, carry_out
-from arborsim_torch.masked.greedy import greedy
 from arborsim_torch.masked.observed import Observing
 from arborsim_torch.reference.tasks import Problem, Task
+from benchmarks.greedy import greedy
 
 
 class Searches(Observing):

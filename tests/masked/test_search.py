@@ -21,8 +21,8 @@ from arborsim.policies.registry import build  # noqa: E402
 from arborsim_torch import reference  # noqa: E402
 from arborsim_torch.masked.drafts import search  # noqa: E402
 from arborsim_torch.masked.follower import check  # noqa: E402
-from arborsim_torch.masked.greedy import said_with_all  # noqa: E402
 from arborsim_torch.sources import TaskSource  # noqa: E402
+from benchmarks.greedy import said_with_all  # noqa: E402
 from benchmarks.quality import run  # noqa: E402
 from benchmarks.quality_arms import EXPERIMENTS  # noqa: E402
 from benchmarks.quality_page import read  # noqa: E402

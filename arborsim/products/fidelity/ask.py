@@ -4,38 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from arborsim.core.errors import UsageError
-from arborsim.core.outputs import output_path
-from arborsim.products.choices import budgets
 from arborsim.products.declare import (
     AnyPath,
     Count,
     InPython,
     Option,
-    Options,
     Positive,
     Seed,
     Silent,
     call,
-    equivalent,
-    listed,
 )
 from arborsim.products.options import PolicyOptions
-from arborsim.products.record.problems import live_fields
+from arborsim.products.record.problems import PromptOptions
 
 if TYPE_CHECKING:
-    from arborsim.play.backends import LiveFacts
-    from arborsim.play.fidelity import FidelityResult
-    from arborsim.play.live_log import Collector
     from arborsim.products.fidelity.results import FidelityResults
-    from arborsim.report.progress import LiveBar
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentOptions(Options, panel="Documents and model"):
+class DocumentOptions(PromptOptions, panel="Documents and model"):
     """The texts, and the model that reads them.
 
     Parameters
@@ -45,7 +34,8 @@ class DocumentOptions(Options, panel="Documents and model"):
     text
         Files of plain text. Repeatable.
     prompts
-        JSON lines, each {"prompt": "...", "tokens": "..."}, text or token ids.
+        JSON lines, each {"prompt": "...", "tokens": "..."}, text or token ids. Or problems, as live
+        takes them (with --recipe or --field, hf:NAME, made:NAME), whose answers are generated.
     generate
         Tokens that full retention generates after prompts without tokens, at most.
     tokens
@@ -54,16 +44,6 @@ class DocumentOptions(Options, panel="Documents and model"):
         How much of a text's document is computed at once, as a prompt: a share or tokens.
     documents
         How many documents.
-    first
-        Number of the first document.
-    chat
-        Put each prompt into the tokeniser's chat template.
-    stop
-        A thought ends with this text. Repeatable.
-    device
-        cpu or cuda.
-    dtype
-        auto, float32, bfloat16 or float16.
     """
 
     model: str
@@ -73,11 +53,6 @@ class DocumentOptions(Options, panel="Documents and model"):
     tokens: Annotated[int, Option(least=2)] = 1024
     prefill: float | str = 0.25
     documents: Annotated[Count, Option(shown="all; 8 of a task")] = 0
-    first: Count = 0
-    chat: bool = False
-    stop: Annotated[Sequence[str], Option(shown="a newline")] = ()
-    device: str = "cpu"
-    dtype: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,101 +109,11 @@ class FidelityOptions(PolicyOptions, DocumentOptions):
 
     def results(self) -> FidelityResults:
         """Read everything."""
+        from arborsim.products.fidelity.run import Reading
+
         running = Reading(self)
         running.run()
         return running.results()
 
 
 fidelity = call("fidelity", FidelityOptions)
-
-
-class Reading:
-    """A run that was asked for, checked. What is done survives an interruption."""
-
-    bar: LiveBar | None = None
-
-    def __init__(self, options: FidelityOptions) -> None:
-        from arborsim.play.fidelity import FidelityRequest, FidelityResult
-        from arborsim.play.live_log import Collector, LiveLog
-
-        self._options, given = options, options
-        self.out = None if given.out is None else output_path(given.out)
-        if given.resume and self.out is None:
-            raise UsageError("--resume needs --out, the log to go on with")
-        if given.resume and given.overwrite:
-            raise UsageError("--resume keeps the log and --overwrite replaces it: give one of them")
-        texts = tuple(Path(each) for each in listed(given.text))
-        if texts and (given.prompts is not None or given.generate):
-            raise UsageError("--text is read as it is: leave out --prompts and --generate")
-        prefill = budgets(given.prefill)
-        if len(prefill) != 1 or prefill[0].text == "1":
-            raise UsageError(
-                f"--prefill {given.prefill}: give a share below 1 (0.25) or tokens (64)"
-            )
-        self.request = FidelityRequest(
-            **live_fields(given) | {"episodes": given.documents, "max_tokens": given.generate},
-            texts=texts,
-            document_tokens=given.tokens,
-            prefill=prefill[0],
-            masked=given.masked,
-            batch=given.batch,
-            command=equivalent("fidelity", given),
-        )
-        self._log: Any = None
-        if self.out is not None:
-            keep = {"resume": given.resume, "overwrite": given.overwrite}
-            self._log = LiveLog(self.out, self.request, FidelityResult, **keep)
-        self.found: Collector[FidelityResult] = Collector(self._log)
-        self.wants = self.found.wants
-
-    def run(self) -> None:
-        """Read everything that is missing. What is done stays if this is interrupted."""
-        from contextlib import ExitStack
-
-        from arborsim.play.backends import get_backend
-        from arborsim.report.progress import LiveBar
-
-        with ExitStack() as stack:
-            if self._log is not None:
-                stack.callback(self._log.close)
-            if self._options.progress:
-                self.bar = stack.enter_context(LiveBar("loading the model", time_left=True))
-            get_backend("torch").fidelity(self.request, self)
-
-    def began(self, facts: LiveFacts, episodes: int) -> None:
-        """See `FidelityObserver`, as the others."""
-        self.found.began(facts, episodes)
-        self._show("reading")
-
-    def running(self, episode: int, what: str, tokens: int) -> None:
-        """A token was read under several policies, which is no step of the bar."""
-
-    def finished(self, result: FidelityResult) -> None:
-        self.found.finished(result)
-        self._show(f"{result.document}, {result.policy} {result.budget}")
-
-    @property
-    def total(self) -> int:
-        """Results of the whole run."""
-        return self.found.episodes * len(self.request.cells)
-
-    def _show(self, what: str) -> None:
-        if self.bar is not None:
-            self.bar.show(what, completed=len(self.found.results), total=self.total)
-
-    def results(self) -> FidelityResults:
-        """Those that there are; a `UsageError` if the model was not even loaded."""
-        from arborsim.products.fidelity.results import FidelityResults, of_run
-
-        if self.found.facts is None:
-            raise UsageError("the model was not loaded yet: there are no results")
-        return FidelityResults(*of_run(self.request, self.found.facts, self.found.results))
-
-    def kept(self) -> str:
-        """After an interruption: what there is, and how to go on."""
-        if self.found.facts is None:
-            return "the model was not loaded yet"
-        done = f"{len(self.found.results)} of {self.total} results"
-        if self.out is None:
-            return f"{done} were there; --out FILE would have kept them"
-        return f"{self.out} holds {done}; --resume goes on"

@@ -21,7 +21,6 @@ from arborsim.products.fidelity.tables import (
     cautions,
     closest,
     fidelity_frame,
-    nats,
     rows_of,
     scope,
 )
@@ -30,7 +29,7 @@ from arborsim.products.replay.report import MOST_SENTENCES
 from arborsim.report import page
 from arborsim.report.report import Answer, Choice, Facts, Figures, Report, Section, Shown
 from arborsim.report.table import Table, shown
-from arborsim.report.words import listed, percent
+from arborsim.report.words import listed, nats, percent
 
 _MEANS = (
     "Means over judged tokens: all but each document's prompt and the token after it. Intervals "

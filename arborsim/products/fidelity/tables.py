@@ -19,7 +19,7 @@ from arborsim.policies.registry import titled
 from arborsim.products.live.results import not_bounded
 from arborsim.products.replay.words import budget_of_reading
 from arborsim.report.table import read_columns
-from arborsim.report.words import counted, hundredths, interval
+from arborsim.report.words import counted, hundredths, interval, nats
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,13 +166,6 @@ def _estimate(values: np.ndarray) -> Estimate:
     tail = (1 - LEVEL) / 2
     low, high = np.nanquantile(values[1:], [tail, 1 - tail])
     return Estimate(float(values[0]), float(low), float(high))
-
-
-def nats(value: float) -> str:
-    """A divergence with three digits that count, for cells and sentences."""
-    if math.isnan(value):
-        return "n/a"
-    return "0" if value < 5e-7 else f"{value:.2g}" if value < 0.01 else f"{value:.3f}"
 
 
 def _ends(each: Estimate, show: Callable[[float], str]) -> str:

@@ -15,13 +15,14 @@ from arborsim.report.report import Choice, Figures, Report
 #: What replays can be plotted by: the names of ``--metric``.
 METRICS = {
     "right": figures.RIGHT,
+    "fidelity": figures.KL,
     "kept": figures.KEPT,
     "error": figures.ERROR,
     "time": figures.TIMES,
     "memory": figures.PEAK,
 }
 #: Those of them that say what a policy is worth, the best first.
-_DECIDING = ("right", "kept", "time")
+_DECIDING = ("right", "fidelity", "kept", "time")
 #: Of each kind of results the sections with figures, by the names of ``--kind``; the usual first.
 KINDS: dict[str, dict[str, str]] = {
     "replay": {"pareto": "pareto", "heat": "heat", "cliff": "cliff"},

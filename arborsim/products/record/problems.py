@@ -28,7 +28,38 @@ _TREES = {"game24": "tot-bfs"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemOptions(Options, panel="Problems and model"):
+class PromptOptions(Options, panel="Problems and model"):
+    """How prompts are put, and where a model runs.
+
+    Parameters
+    ----------
+    field
+        Prompts: prompt=NAME or answer=NAME, for fields of other names. Repeatable.
+    recipe
+        Prompts: how those of gsm8k, math500, aime, choice or needle are put and judged.
+    chat
+        Put each prompt into the tokeniser's chat template.
+    stop
+        Prompts: a thought ends with this text. Repeatable.
+    first
+        Number of the first problem or document.
+    device
+        cpu or cuda.
+    dtype
+        auto, float32, bfloat16 or float16.
+    """
+
+    field: Annotated[Mapping[str, Any] | Sequence[str], Option("field")] = ()
+    recipe: str = ""
+    chat: bool = False
+    stop: Annotated[Sequence[str], Option(shown="a newline")] = ()
+    first: Count = 0
+    device: str = "cpu"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemOptions(PromptOptions, panel="Problems and model"):
     """Problems, and the model that solves them.
 
     Parameters
@@ -43,42 +74,21 @@ class ProblemOptions(Options, panel="Problems and model"):
         problems made here: made:needle-1024, mapping-20, pairs-10, sum or sums.
     judge
         Prompts: exact, number, choice, boxed, contains, regex:PATTERN or package.module:function.
-    field
-        Prompts: prompt=NAME or answer=NAME, for fields of other names. Repeatable.
-    recipe
-        Prompts: how those of gsm8k, math500, aime, choice or needle are put and judged.
-    chat
-        Put each prompt into the tokeniser's chat template.
-    stop
-        Prompts: a thought ends with this text. Repeatable.
     episodes
         How many problems.
-    first
-        Number of the first problem.
     lines
         chain, tail: program lines.
     max_tokens
         Most tokens per path.
-    device
-        cpu or cuda.
-    dtype
-        auto, float32, bfloat16 or float16.
     """
 
     task: str = ""
     model: Annotated[str, Option(shown="the task's")] = ""
     prompts: AnyPath | None = None
     judge: str = ""
-    field: Annotated[Mapping[str, Any] | Sequence[str], Option("field")] = ()
-    recipe: str = ""
-    chat: bool = False
-    stop: Annotated[Sequence[str], Option(shown="a newline")] = ()
     episodes: Annotated[Count, Option(shown="8, or all prompts")] = 0
-    first: Count = 0
     lines: Annotated[Count, Option(shown="96, 16")] = 0
     max_tokens: Annotated[Count, Option(shown="the task's")] = 0
-    device: str = "cpu"
-    dtype: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

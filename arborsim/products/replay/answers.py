@@ -156,11 +156,11 @@ class Answers:
         options of task and search, then most problems.  A share that was not counted is stood for
         by the nearest that was, up to `NEAR` away, the smaller of two. `Match.differs` says so.
         """
-        mine = _complete(policy, settings)
+        mine = complete(policy, settings)
         found = [
-            (_away(row.budget, budget), row.searched.differs(searched), row)
+            (apart(row.budget, budget), row.searched.differs(searched), row)
             for row in self.of(searched)
-            if row.policy == policy and row.n and _complete(policy, row.settings) == mine
+            if row.policy == policy and row.n and complete(policy, row.settings) == mine
         ]
         near = [each for each in found if each[0] <= NEAR]
         if not near:
@@ -175,11 +175,11 @@ class Answers:
         self, searched: Searched, policy: str, settings: Mapping[str, Any]
     ) -> tuple[Counted, ...]:
         """Answers counted for the policy with other settings."""
-        mine = _complete(policy, settings)
+        mine = complete(policy, settings)
         return tuple(
             row
             for row in self.of(searched)
-            if row.policy == policy and row.n and _complete(policy, row.settings) != mine
+            if row.policy == policy and row.n and complete(policy, row.settings) != mine
         )
 
 
@@ -301,12 +301,12 @@ def from_csv(text: str) -> Iterator[Counted]:
         )  # fmt: skip
 
 
-def _complete(policy: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def complete(policy: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """With defaults for what is not said: logs of earlier versions lack newer settings."""
     return {**defaults_of(policy), **json.loads(json.dumps(dict(settings), default=str))}
 
 
-def _away(counted: str, wanted: str) -> float:
+def apart(counted: str, wanted: str) -> float:
     """How far apart two budgets are, as shares. Infinite where they cannot be compared."""
     if counted == wanted:
         return 0.0

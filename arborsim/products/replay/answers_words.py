@@ -1,4 +1,4 @@
-"""Answers counted live, in words: scores, what is not the same, and what would decide."""
+"""Answers counted live and fidelity, in words: what is not the same, and what would decide."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arborsim.core.statistics import SIGNIFICANT, Score
-from arborsim.play.results import ANY, BASELINE, ReplayResult, Row
+from arborsim.play.results import ANY, BASELINE, Fidelity, ReplayResult, Row
 from arborsim.policies.registry import changed, names
 from arborsim.products.replay.answers import Searched, disagreement
-from arborsim.report.words import listed
+from arborsim.report.words import counted, listed, nats
 
 #: Follows answers that were counted on other problems of the trace's task.
 OTHER = "*"
@@ -48,11 +48,6 @@ def score(found: Score) -> str:
         f"{found.right} of {found.n} right ({found.accuracy:.1%}, 95% interval "
         f"{100 * found.low:.1f} to {100 * found.high:.1f})"
     )
-
-
-def against_full(found: Score) -> str:
-    """``"144 with full retention on the same problems (p = 0.74)"``."""
-    return f"{found.full_right} with full retention on the same problems ({p_value(found)})"
 
 
 def p_value(found: Score) -> str:
@@ -187,3 +182,31 @@ def would_decide(rows: Sequence[Row], result: ReplayResult) -> str:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+# --- fidelity ---
+
+
+def divergence(row: Row) -> str:
+    """``"0.021"``, and the budget where another was measured."""
+    found = row.fidelity
+    if found is None:
+        return ""
+    return nats(found.kl) + ("" if found.budget in (row.budget, ANY) else f" @{found.budget}")
+
+
+def near_full(found: Fidelity) -> str:
+    """``"KL 0.021 to full retention, same top token 95.3%"``."""
+    return f"KL {nats(found.kl)} to full retention, same top token {found.agreement:.1%}"
+
+
+def fidelity_notes(rows: Sequence[Row]) -> list[str]:
+    """What the fidelity of rows rests on."""
+    known = [row.fidelity for row in rows if row.fidelity is not None]
+    if not known:
+        return []
+    most = max(known, key=lambda each: each.tokens)
+    return [
+        f"KL: fidelity to full retention on {most.model}, {counted(most.tokens, 'judged token')} "
+        f"of {counted(most.documents, 'document')}, not on the recorded searches."
+    ]

@@ -67,6 +67,10 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
 
         Right answers under the same policies, settings and budgets are shown with the replay, as
         are those that come with arborsim.
+    fidelity
+        Results of arborsim fidelity (its log or Parquet), shown with the replay. Repeatable.
+
+        Policies, settings and budgets must be the same, and all files of one model.
     equal
         Compare at equal memory, not budgets: peak or byte-seconds.
 
@@ -105,6 +109,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
     full: bool = True
     oracle: Annotated[bool | None, Option(shown="for searches of up to 2,048 rows")] = None
     answers: Files = ()
+    fidelity: Files = ()
     equal: Annotated[str, Option(shown="equal budgets")] = ""
     reference: Annotated[OnePolicy, Option(shown="that share of full retention's")] = ""
     event_by_event: Annotated[bool, Expert] = False
@@ -114,6 +119,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
 
     def results(self) -> ReplayResults:
         """Replay, at equal memory if that was asked for."""
+        from arborsim.products.fidelity.known import known_fidelity
         from arborsim.products.provenance import replay_settings
         from arborsim.products.replay.answers import answered, shipped
         from arborsim.products.replay.run import Replay
@@ -132,6 +138,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
             from arborsim.products.replay.counting import known_answers
 
             known = known_answers(logs)
+        measured = known_fidelity(self.fidelity)
         chosen = choices.ChosenPolicies(self.policies, oracle=self.oracle)
         given = choices.policy_settings(chosen.names, setting_texts(self.settings))
         made = chosen.build(choices.calibrated(given, listed(self.calibration), paths))
@@ -164,7 +171,7 @@ class ReplayOptions(PolicyOptions, JobOptions, MachineOptions):
 
                 reference = reference_of(self.reference, made)
                 job = at_equal_memory(job, self.equal, reference, advance)
-            result = answered(job.run(advance), known)
+            result = measured.of_replay(answered(job.run(advance), known))
         if bound is None and not _short(paths):
             note = f"no offline optimum: a search has more than {_SHORT_ROWS:,} rows; --oracle."
             result = replace(result, notes=(*result.notes, note))
@@ -237,6 +244,7 @@ def _metadata(command: str, job: Replay, result: ReplayResult) -> dict[str, Any]
             {"trace": trace, "policy": policy, "row_budget": budget, "answered": asdict(found)}
             for (trace, policy, budget), found in result.answers.items()
         ],
+        fidelity=[[*cell, asdict(found)] for cell, found in result.fidelity.items()],
     )
 
 
@@ -277,7 +285,8 @@ class ReplayResults(Results):
         over generated tokens. `hbm_vs_full`, `time_vs_full` and `speed_vs_full` are relative to
         full retention on the same trace.  `right` of `answered` are answers counted live
         (missing where they were not), with their 95% interval `right_low` to `right_high`.
-        `answers_differ` says what is not as in the row, such as the budget.
+        `answers_differ` says what is not as in the row, such as the budget.  `kl` to `kl_high` and
+        `agreement` are fidelity measured live (missing where it was not).
         """
         import pandas as pd
 
@@ -289,6 +298,9 @@ class ReplayResults(Results):
             time, relative = found.pop("time"), found.pop("relative")
             del found["stored"], found["counters"]
             answered = _answer_columns(found.pop("answers"))
+            if measured := found.pop("fidelity"):
+                ends = {f"kl_{end}": measured[end] for end in ("low", "high")}
+                answered |= {name: measured[name] for name in ("kl", "agreement")} | ends
             rows.append({
                 **found, **row.counters, **stored_columns(row.stored), **time, **answered,
                 "total_s": row.total_s, "tokens_per_s": row.tokens_per_s,
@@ -355,6 +367,7 @@ class ReplayResults(Results):
             Answered,
             EpisodeResult,
             EqualBudget,
+            Fidelity,
             LeftOut,
             ReplayResult,
         )
@@ -381,6 +394,7 @@ class ReplayResults(Results):
                 )
                 for each in metadata.get("answers", ())
             },
+            {(t, p, b): convert(Fidelity, each) for t, p, b, each in metadata.get("fidelity", ())},
             tuple(convert(EqualBudget, each) for each in metadata.get("equal", ())),
             {(t, p, b): FullGpu(n, rate) for t, p, b, n, rate in metadata.get("full", ())},
             tuple(metadata.get("asked", ())),

@@ -17,7 +17,7 @@ from arborsim.products.replay.tables import COLUMNS
 from arborsim.report import page
 from arborsim.report.report import Choice
 from arborsim.report.table import Column, scales
-from arborsim.report.words import listed
+from arborsim.report.words import listed, nats
 
 R = TypeVar("R", bound=Row)
 
@@ -119,6 +119,8 @@ class Metric:
 
     def show(self, row: Row, rows: Sequence[Row]) -> str:
         """For people, in the unit of `rows`."""
+        if self is KL:
+            return f"{nats(self.value(row))} nats"
         if self is RIGHT and self.value(row) == 0:  # a count of none is no "nothing"
             return "0%"
         scale = scales([self.column], rows)[self.column.key]
@@ -132,6 +134,9 @@ def _accuracy(row: Row) -> float:
 
 _RIGHT = replace(COLUMNS["right"], kind="percent", text=None, value=_accuracy)
 RIGHT = Metric(_RIGHT, "Right answers", "right answers, counted live (%)", higher=True)
+KL = Metric(
+    replace(COLUMNS["kl"], text=None), "Divergence", "KL to full retention (nats)", higher=False
+)
 KEPT = Metric(COLUMNS["kept"], "Attention kept", "attention kept (%)", higher=True)
 ERROR = Metric(COLUMNS["error"], "Output error", "relative output error (%)", higher=False)
 TIMES = Metric(COLUMNS["time_vs_full"], "Time", "time relative to full retention", higher=False)
@@ -144,7 +149,7 @@ RATE = Metric(
 PEAK = Metric(COLUMNS["hbm_vs_full"], "Peak HBM", "peak KV in HBM (% of full)", higher=False)
 
 #: What says what a policy is worth, the best first.
-WORTH = (RIGHT, KEPT, ERROR)
+WORTH = (RIGHT, KL, KEPT, ERROR)
 
 
 def known_of(rows: Sequence[Row], metrics: Sequence[Metric]) -> list[Metric]:
@@ -285,6 +290,8 @@ def pareto(rows: Sequence[Row], metric: Metric, trace: str = "") -> Choice:
     }
     figure = page.figure([*beaten, *bound, numbered], *plane.axes, 460)
     notes = answers_words.footnotes(rows) if metric is RIGHT else []
+    if metric is KL:
+        notes = answers_words.fidelity_notes(rows)
     if metric is KEPT:
         notes = [_READABLE, answers_words.not_ranking()]
     note = " ".join(filter(None, notes))

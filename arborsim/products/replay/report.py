@@ -155,7 +155,7 @@ def _table(result: ReplayResult, rows: Sequence[Row]) -> Table[Row]:
     first = (*leading(rows), *GROUPS["leading"])
     keys = {column.key for column in first}
     # Speed relative to full is the inverse of time relative to full.
-    others = (*memory(rows), *GROUPS["page"], *TIME)
+    others = (*memory(rows), *GROUPS["fidelity"], *GROUPS["page"], *TIME)
     rest = [column for column in others if column.key not in (*keys, "speed_vs_full")]
     every = result.rows(too_small(result.left_out))
     shipped, traces = names(), list(dict.fromkeys(row.trace for row in every))

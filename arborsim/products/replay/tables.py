@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "right": answers_words.short,
     "difference": answers_words.difference,
+    "kl": answers_words.divergence,
     "interval": lambda row: interval(row.answers.low, row.answers.high) if row.answers else "",
     "found": lambda row: row.equal.found if row.equal else "",
     "off": lambda row: f"{100 * row.equal.off + 0.0:+.1f}" if row.equal else "",
@@ -40,7 +41,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 #: Columns by group: ``columns.toml`` declares them.
 GROUPS = read_columns("arborsim.products.replay", _FUNCTIONS)
 NAMES, ANSWERS, MEMORY, TIME = (GROUPS[name] for name in ("names", "answers", "memory", "time"))
-_OWN = ("names", "answers", "equal", "memory", "time", "full", "page", "other")
+_OWN = ("names", "answers", "fidelity", "equal", "memory", "time", "full", "page", "other")
 
 
 def _stored(memory: str, column: Column[Stored]) -> Column[Row]:
@@ -123,7 +124,7 @@ def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, T
     some = any(row.answers for row in rows)
     first = "Answers, memory and moves" if some else "Memory and moves"
     ran = [row for row in rows if not row.left_out]
-    groups = {first: (*ANSWERS, *memory(ran)), "Time and quality": TIME}
+    groups = {first: (*ANSWERS, *memory(ran)), "Time and quality": (*GROUPS["fidelity"], *TIME)}
     if view == "short":
         deciding = _deciding("short", ran)
         place = 1 + [column.key for column in deciding].index("moved")
@@ -221,9 +222,9 @@ def _coarse(column: Column[Row], values: Sequence[float]) -> Scale:
 def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
     """Those that know no budget, the oracle, then policies by right answers, budget by budget.
 
-    Those of which none were counted follow, by their HBM peak; policies that hold more than the
-    budget compare with each other only, and come last; what was left out under a budget follows
-    what was not.  Attention kept ranks nothing: it is no measure of answers.
+    Those of which none were counted follow, by fidelity, then by their HBM peak; policies that hold
+    more than the budget compare with each other only, and come last; what was left out under a
+    budget follows what was not.  Attention kept ranks nothing: it is no measure of answers.
     """
     by_cell = {(row.policy, row.budget): row for row in rows}
 
@@ -232,7 +233,8 @@ def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
         if row is None or row.left_out:
             return True, True, 0.0, 0
         found = row.answers if row.answers and row.answers.exact else None
-        return False, found is None, -found.accuracy if found else 0.0, row.peak_hbm_kv_bytes
+        near = row.fidelity.kl if row.fidelity else math.inf
+        return False, found is None, -found.accuracy if found else near, row.peak_hbm_kv_bytes
 
     def place(row: Row) -> tuple[Any, ...]:
         ranks = [rank(row.policy, budget) for budget in budgets]

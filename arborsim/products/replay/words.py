@@ -109,6 +109,8 @@ def _trade_off(able: Sequence[Row]) -> list[str]:
     if fast.full_tokens_per_s > 1.01 * small.full_tokens_per_s:
         found.append(f"The most tokens per second come with {_name(fast)}: {_buys(fast)}.")
         return found
+    if any(row.fidelity for row in able):  # which says more than attention kept
+        return found
     known = [row for row in able if not math.isnan(row.attention_kept)]
     most = max(known, key=lambda row: (row.attention_kept, -_rank(row)[0]), default=small)
     if known and most.attention_kept > small.attention_kept + 1e-12:
@@ -211,7 +213,9 @@ def _buys(row: Row) -> str:
         share = "" if row.is_baseline or math.isnan(peak) else f" ({peak:.1%} of full's)"
         said.append(f"{quantity('bytes', row.peak_hbm_kv_bytes)} of KV cache at the peak{share}")
         said.append(f"{quantity('seconds', row.total_s)}{_against(row, row.relative.time)}")
-    if not (row.is_baseline or math.isnan(row.attention_kept) or _exact(row)):
+    if row.fidelity is not None and not row.is_baseline:
+        said.append(answers_words.near_full(row.fidelity))
+    elif not (row.is_baseline or math.isnan(row.attention_kept) or _exact(row)):
         said.append(_kept(row))
     return ", ".join(said)
 
@@ -234,6 +238,7 @@ def telling(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
     if any(row.label != row.name for row in rows):
         found.append(f"{MARK} does not keep to the budget: see HBM peak.")
     found += answers_words.footnotes([row for row in rows if result.was_asked(row)])
+    found += answers_words.fidelity_notes(rows)
     chosen = _choices(rows)[1]
     if uncounted := list(dict.fromkeys(row.policy for row in chosen if not _exact(row))):
         some = " at every budget" if any(map(_exact, chosen)) else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.core.tables import made_by
 from arborsim.products import choices
+from arborsim.products.choices import Files
 from arborsim.products.declare import (
     AnyPath,
     InPython,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from arborsim.play.results import Row
-    from arborsim.products.live.ask import LiveRun
+    from arborsim.products.live.run import LiveRun
     from arborsim.products.sweep.cells import Made
     from arborsim.products.sweep.compare import SweepReport
     from arborsim.products.sweep.jobs import Job
@@ -179,6 +180,8 @@ class CellOptions(Options):
         same machines is compared with even if it is not taken.
     by
         Parameters that groups share: policy,budget, or settings such as seed.
+    fidelity
+        Results of arborsim fidelity, shown with cells of the same policies. Repeatable.
     cells
         Cells to take, by `address`.
 
@@ -196,16 +199,24 @@ class CellOptions(Options):
     _: KW_ONLY
     where: Mapping[str, Any] | Sequence[str] = ()
     by: Annotated[str | Sequence[str], Option(shown="cells")] = ()
+    fidelity: Files = ()
     cells: Annotated[Iterable[str] | None, Option(python=True, silent=True)] = None
 
     def results(self) -> SweepResults:
         """Read the cells, and compare them."""
+        from arborsim.products.fidelity.known import known_fidelity
         from arborsim.products.sweep.cells import Folder
-        from arborsim.products.sweep.compare import SweepReport, compared, groups, kept
+        from arborsim.products.sweep.compare import (
+            SweepReport,
+            compared,
+            groups,
+            kept,
+            with_fidelity,
+        )
 
         path, wanted = Path(self.folder), _wanted(self.where)
         rows, superseded = Folder(path).rows(None if self.cells is None else list(self.cells))
-        chosen = kept(compared(rows), wanted)
+        chosen = with_fidelity(kept(compared(rows), wanted), known_fidelity(self.fidelity))
         names = choices.names([self.by] if isinstance(self.by, str) else list(self.by))
         report = SweepReport(str(path), tuple(chosen), tuple(names), superseded)
         groups(report, names)  # refuses unknown ones
@@ -329,7 +340,8 @@ def _check_live(given: Mapping[str, Any]) -> None:
 
 
 def _live_run(given: Mapping[str, Any]) -> LiveRun:
-    from arborsim.products.live.ask import LiveOptions, LiveRun
+    from arborsim.products.live.ask import LiveOptions
+    from arborsim.products.live.run import LiveRun
 
     return LiveRun(LiveOptions(**given))
 

@@ -45,7 +45,7 @@ FILE_BYTES = 3 * 4096
 #: What became of a cell: it has figures; it cannot run, by its parameters; something went wrong.
 DONE, LEFT_OUT, WENT_WRONG = "done", "left out", "failed"
 #: Fields of a `Row` that are parameters, records, or relative to other cells.
-_APART = {*PARAMETERS, "left_out", "time", "relative", "oracle_gap", "answers", "equal"}
+_APART = {*PARAMETERS, "left_out", "time", "relative", "oracle_gap", "answers", "fidelity", "equal"}
 _APART |= {"stored", "counters", "title"}
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 #: Of a file's metadata: the digest of the file, itself as zeros.  Parquet's footers have no other.

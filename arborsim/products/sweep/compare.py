@@ -11,14 +11,17 @@ from arborsim.core import documents
 from arborsim.core.errors import UnknownName
 from arborsim.core.settings import setting_text
 from arborsim.play.results import related
+from arborsim.policies.registry import available, build, resolved
 from arborsim.products.sweep.arms import settings_in
 from arborsim.products.sweep.cells import DONE, FIGURES, HEAD, ORIGIN, CellRow, figures_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What follows from other cells: columns after those of the files.
-RELATIVE = ("hbm_vs_full", "time_vs_full", "speed_vs_full", "oracle_gap")
+    from arborsim.products.fidelity.known import KnownFidelity
+
+#: What follows from other cells and files: columns after those of the files.
+RELATIVE = ("hbm_vs_full", "time_vs_full", "speed_vs_full", "oracle_gap", "kl")
 _NO_PARAMETER = ("address", "status", "left_out", "settings", "more")  # or several of them
 COLUMNS_OF_CELLS = {**HEAD, **FIGURES, **ORIGIN}
 GROUPED = ("policy", "settings", "budget")  #: what groups share unless they are told
@@ -52,6 +55,7 @@ class Grouped:
     without: int  #: cells that were left out or failed
     hbm_vs_full: float
     time_vs_full: float
+    kl: float  #: mean KL(full || policy), nats
     attention_kept: float
     oracle_gap: float
     output_error: float
@@ -87,6 +91,19 @@ def _answered(row: CellRow, full: Any) -> CellRow:
     if own is None or full is None or full.n != own.n:
         return row
     return replace(row, answers=replace(own, full_right=full.right))
+
+
+def with_fidelity(rows: Sequence[CellRow], known: KnownFidelity) -> list[CellRow]:
+    """Cells with the fidelity that was measured of their policies, with their settings."""
+    names = {row.policy for row in known.rows} & set(available())
+
+    def measured(row: CellRow) -> CellRow:
+        if row.policy not in names:
+            return row
+        settings = resolved(build(row.policy, settings_in(row.settings)))
+        return replace(row, fidelity=known.of(row.policy, settings, row.budget))
+
+    return [measured(row) for row in rows]
 
 
 def kept(rows: Iterable[CellRow], where: Mapping[str, Sequence[str]]) -> list[CellRow]:
@@ -165,12 +182,18 @@ def group_of(shared: tuple[str, ...], rows: Sequence[CellRow]) -> Grouped:
         without=len(rows) - len(done),
         hbm_vs_full=_mean(row.relative.peak_hbm for row in done),
         time_vs_full=_mean(row.relative.time for row in done),
+        kl=_mean(map(divergence, done)),
         attention_kept=_mean(row.attention_kept for row in done),
         oracle_gap=_mean(row.oracle_gap for row in done),
         output_error=_mean(row.output_error for row in done),
         right=sum(score.right for score in scores) if scores else math.nan,
         answered=sum(score.n for score in scores) if scores else math.nan,
     )
+
+
+def divergence(row: CellRow) -> float:
+    """The KL to full retention that was measured, nats; NaN where it was not."""
+    return row.fidelity.kl if row.fidelity else math.nan
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -192,7 +215,7 @@ def to_frame(report: SweepReport) -> pd.DataFrame:
 def _flat(row: CellRow) -> dict[str, Any]:
     found = {name: getattr(row, name) for name in (*HEAD, *ORIGIN)} | figures_of(row)
     relative, gap = row.relative, row.oracle_gap
-    compared = (relative.peak_hbm, relative.time, relative.tokens_per_s, gap)
+    compared = (relative.peak_hbm, relative.time, relative.tokens_per_s, gap, divergence(row))
     found |= dict(zip(RELATIVE, compared, strict=True))
     unknown = {name for name, kind in FIGURES.items() if kind != "str" and _nan(found[name])}
     return {name: None if name in unknown else value for name, value in found.items()}

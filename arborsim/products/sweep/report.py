@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from arborsim.play.results import ANY
+from arborsim.products.replay import answers_words
 from arborsim.products.replay import figures as replay_figures
 from arborsim.products.replay.report import lead
 from arborsim.products.replay.tables import COLUMNS, GROUPS, NAMES
@@ -31,7 +32,7 @@ from arborsim.report import images
 from arborsim.report.images import Plot
 from arborsim.report.report import Answer, Facts, Listed, Printed, Report, Section, Shown
 from arborsim.report.table import LABEL, NAME, Column, Table, read_columns, shown
-from arborsim.report.words import counted, listed
+from arborsim.report.words import counted, listed, nats
 
 #: Parameters that a place is named by, and what those that say nothing have.
 _PLACE = {
@@ -106,7 +107,9 @@ def group_table(report: SweepReport, by: Sequence[str]) -> Table[Grouped]:
         for place, (name, head) in enumerate(zip(by, heads, strict=True))
     ]
     found = read_columns(
-        "arborsim.products.sweep", {"right_text": _right, "unsaid": lambda row: ""}, COLUMNS
+        "arborsim.products.sweep",
+        {"right_text": _right, "kl_text": _kl, "unsaid": lambda row: ""},
+        COLUMNS,
     )["groups"]
     return Table(rows, (*names, *shown(found, rows)))
 
@@ -117,6 +120,10 @@ def _shared(place: int) -> Callable[[Grouped], str]:
 
 def _right(row: Grouped) -> str:
     return "" if math.isnan(row.right) else f"{row.right:.0f}/{row.answered:.0f}"
+
+
+def _kl(row: Grouped) -> str:
+    return "" if math.isnan(row.kl) else nats(row.kl)
 
 
 def shown_by(report: SweepReport) -> tuple[str, ...]:
@@ -137,7 +144,7 @@ def _title(report: SweepReport, by: Sequence[str]) -> str:
 
 def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
     """Notes on the cells and on their groups, those that can change a decision first."""
-    found = []
+    found = answers_words.fidelity_notes(report.done)
     failed = sum(row.status == WENT_WRONG for row in report.rows)
     if failed:
         found.append(f"{counted(failed, 'cell')} failed: arborsim sweep tries them again.")
@@ -262,12 +269,17 @@ def report_of(report: SweepReport, command: str) -> Report:
 
 
 def _plots(rows: Iterable[CellRow]) -> Iterator[Plot]:
-    """Memory against answers, attention kept or time, of each place; ways to recall in one plot."""
+    """Memory against quality or time, of each place; ways to recall in one plot."""
     for place, own in places(map(_by_recall, rows)).items():
         # Once of those that recall nothing.
         known = {(row.policy, row.settings, row.budget): row for row in own if row.status == DONE}
         done = list(known.values())
-        metrics = (replay_figures.RIGHT, replay_figures.KEPT, replay_figures.TIMES)
+        metrics = (
+            replay_figures.RIGHT,
+            replay_figures.KL,
+            replay_figures.KEPT,
+            replay_figures.TIMES,
+        )
         for metric in replay_figures.known_of(done, metrics)[: len(done) > 1]:
             drawn = replay_figures.pareto(done, metric)
             title = f"{place}: {metric.title.lower()} against memory"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from arborsim.core.errors import UsageError
 from arborsim.core.outputs import output_path
 from arborsim.products import choices
-from arborsim.products.choices import Settings, Traces
+from arborsim.products.choices import Files, Settings, Traces
 from arborsim.products.declare import (
     Count,
     InPython,
@@ -61,7 +61,10 @@ class TuneOptions(MachineOptions):
     memory
         The memory that counts: peak (mean of the searches' peaks in HBM) or byte-seconds.
     quality
-        The quality that counts: kept (attention) or error (of its output, in traces with vectors).
+        The quality that counts: fidelity (KL to full retention, of --fidelity), kept (attention) or
+        error (of its output, in traces with vectors).
+    fidelity
+        Results of arborsim fidelity, of the settings and budgets to choose from. Repeatable.
     seed
         Seed of what is tried: with one worker the same seed gives the same trials.
     worker
@@ -102,6 +105,7 @@ class TuneOptions(MachineOptions):
     trials: Positive = 40
     memory: str = "peak"
     quality: str = "kept"
+    fidelity: Files = ()
     seed: Seed = 0
     worker: Count = 0
     storage: Annotated[str, Option(default=_STUDY, silent=True)] = ""
@@ -111,6 +115,7 @@ class TuneOptions(MachineOptions):
     def results(self) -> TuneResults:
         """Run the trials that the study lacks."""
         from arborsim.core.tables import made_by
+        from arborsim.products.fidelity.known import known_fidelity
         from arborsim.products.provenance import machine_facts, machine_settings
         from arborsim.products.tune.run import Question, tune
         from arborsim.products.tune.space import budget_range, space_of
@@ -122,11 +127,14 @@ class TuneOptions(MachineOptions):
         if len(choices.names(self.policy)) != 1:
             raise UsageError(f"--policy {self.policy}: one policy is tuned at a time")
         given = choices.policy_settings([self.policy], setting_texts(self.settings))[self.policy]
+        measured = known_fidelity(self.fidelity)
         simulated = self.machine(paths)
         varied = [str(each) for each in listed(self.vary) if str(each)]
         question = Question(
-            tuple(paths), self.policy, space_of(self.policy, varied, given),
+            tuple(paths), self.policy,
+            {} if measured.rows and not varied else space_of(self.policy, varied, given),
             budget_range(str(self.budget)), simulated, given, self.memory, self.quality, self.seed,
+            measured,
         )  # fmt: skip
         asked = {"storage": self.storage, "study": self.study, "worker": self.worker}
         with Stages() if self.progress else nullcontext(lambda what, done, total: None) as advance:

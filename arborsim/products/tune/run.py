@@ -24,20 +24,26 @@ from arborsim.core.statistics import efficient
 from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine
 from arborsim.play.episode import Cell, cells_of
-from arborsim.play.results import BASELINE, ReplayResult, Row
+from arborsim.play.results import ANY, BASELINE, ReplayResult, Row
 from arborsim.policies.base import Policy
 from arborsim.policies.composition import Composition, composition_toml
-from arborsim.policies.registry import build, find, parameter_name, parameters, values_of
+from arborsim.policies.registry import build, find, parameter_name, parameters, resolved, values_of
 from arborsim.products.calibrate.documents import Calibration, software
+from arborsim.products.fidelity.known import KnownFidelity
 from arborsim.products.replay.run import SOURCES, Fixed, Replay
 from arborsim.products.tune.space import Choice, Range, Space, Values
 from arborsim.products.tune.study import Ended, Study
+from arborsim.report.words import nats
 from arborsim.trace.reader import open_trace
 
 #: What memory is: the mean of the peaks of searches, or bytes times seconds.
 MEMORY = {"peak": "mean_peak_hbm_kv_bytes", "byte-seconds": "hbm_byte_seconds"}
-#: What quality is: a figure of a replay, and whether more of it is better.
-QUALITY = {"kept": ("attention_kept", True), "error": ("output_error", False)}
+#: What quality is: a figure of a row, and whether more of it is better.
+QUALITY = {
+    "kept": ("attention_kept", True),
+    "error": ("output_error", False),
+    "fidelity": ("fidelity", False),
+}
 BUDGET = "budget"  #: how the budget is called among what is varied
 _NOTE = (
     "Every row is a setting of the front; its trial and settings follow the budget. Answers are "
@@ -57,7 +63,7 @@ class Figures:
 
     memory: float  #: a share of full retention's
     time: float  #: as a multiple of full retention's
-    quality: float  #: attention kept, or the error of the attention output: a share
+    quality: float  #: attention kept or output error, shares; or KL to full retention, nats
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class Question:
     memory: str = "peak"
     quality: str = "kept"
     seed: int = 0
+    measured: KnownFidelity = KnownFidelity()  #: the only settings that such a quality knows
 
     def __post_init__(self) -> None:
         for what, name, known in (
@@ -97,6 +104,16 @@ class Question:
         ):
             if name not in known:
                 raise UnknownName(f"measure of {what}", name, known)
+        if (self.quality == "fidelity") != bool(self.measured.rows):
+            raise UsageError(
+                "--quality fidelity and --fidelity FILE (of arborsim fidelity) go together"
+            )
+        if self.measured.rows and not all(isinstance(e, Choice) for e in self.varied.values()):
+            shares = sorted({row.fidelity.budget for row in self.measured.rows} - {ANY})
+            raise UsageError(
+                "--quality fidelity: only what was measured can be tried: name values, as in "
+                f"--budget {','.join(shares)}"
+            )
         for name in self.fixed:
             key = parameter_name(find(self.policy), name)
             if key in self.space:
@@ -126,6 +143,7 @@ class Question:
             "seed": self.seed,
             "settings": dict(sorted(self.fixed.items())),
             "traces": [f"{path.name} {file_digest(path)}" for path in self.traces],
+            **({"fidelity": _short(self.measured)} if self.measured.rows else {}),
             "machine": _short({**vars(self.machine), "profile": self.machine.profile.digest}),
             "version of arborsim": sources(*SOURCES),
         }
@@ -139,6 +157,16 @@ class Question:
         """The policy with these settings."""
         texts = {name: setting_text(value) for name, value in values.items() if name != BUDGET}
         return build(self.policy, {**self.fixed, **texts})
+
+    def divergence(self, values: Values) -> float:
+        """The measured KL of these settings. An `ArborsimError` where there is none."""
+        policy, budget = self.policy_of(values), f"{values[BUDGET]:g}"
+        found = self.measured.of(policy.name, resolved(policy), budget)
+        if found is None or found.budget not in (budget, ANY):
+            raise ArborsimError(
+                f"no file of --fidelity holds {policy.name} with these settings at budget {budget}"
+            )
+        return found.kl
 
     def defaults(self) -> Values:
         """The settings of the policy if nothing is varied, and the middle of the budgets."""
@@ -198,18 +226,23 @@ class _Measuring:
 
     def figures(self, values: Values) -> Figures:
         """The figures of one setting. An `ArborsimError` if it cannot run on one of the traces."""
+        lost = self._question.divergence(values) if self._question.measured.rows else math.nan
         found = self.replay([self.cell(values)])
         if found.left_out:
             raise ArborsimError(found.left_out[0].detail)
-        return self.figures_of(found.rows())
+        return self.figures_of(found.rows(), lost)
 
-    def figures_of(self, rows: Sequence[Row]) -> Figures:
-        """Means over the traces, each relative to full retention on it."""
+    def figures_of(self, rows: Sequence[Row], lost: float = 0.0) -> Figures:
+        """Means over the traces, each relative to full retention on it.
+
+        `lost` is the measured divergence where that is the quality, nats.
+        """
         asked = self._question
         memory, (quality, _) = MEMORY[asked.memory], QUALITY[asked.quality]
         found = [
             (getattr(row, memory) / getattr(self.full[row.trace], memory),
-             row.time.total_s / self.full[row.trace].time.total_s, getattr(row, quality))
+             row.time.total_s / self.full[row.trace].time.total_s,
+             lost if asked.measured.rows else getattr(row, quality))
             for row in rows
         ]  # fmt: skip
         means = [math.fsum(column) / len(found) for column in zip(*found, strict=True)]
@@ -294,13 +327,18 @@ def _held_out(
         rows.setdefault(row.budget, []).append(row)
     advance("held-out episodes", 1, 1)
     found = [
-        replace(trial, held_out=measuring.figures_of(rows[label(trial)]))
+        replace(trial, held_out=measuring.figures_of(rows[label(trial)], _lost(trial)))
         if trial.front and label(trial) in rows
         else trial
         for trial in trials
     ]
     # No policy by a name, so no answers and no live run, belong to its rows.
     return replace(made, trials=tuple(found), held_out=replace(result, recordings={}, answers={}))
+
+
+def _lost(trial: Trial) -> float:
+    """The quality as tuned: documents, on which fidelity was measured, are no episodes."""
+    return trial.tuned.quality if trial.tuned else math.nan
 
 
 def label(trial: Trial) -> str:
@@ -333,8 +371,7 @@ def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
         found = (
             f"{figures.memory:.1%} of full retention's memory ({asked.memory}), "
             f"{figures.time:.2f} of its time, "
-            f"{'attention kept' if asked.quality == 'kept' else 'output error'} "
-            f"{_share(figures.quality)} on {episodes} episodes"
+            f"{_quality(asked.quality, figures.quality)}, on {episodes} episodes"
         )
         path = folder / f"{name}.toml"
         refuse_inputs({"--front": path}, {Path(asked.policy), *asked.traces})
@@ -353,9 +390,12 @@ def write_front(tuned: Tuned, folder: Path, command: str) -> list[Path]:
     return files
 
 
-def _share(value: float) -> str:
-    """In percent. What is not all is not called 100%."""
-    return ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
+def _quality(quality: str, value: float) -> str:
+    """For people, in percent or nats. What is not all is not called 100%."""
+    if quality == "fidelity":
+        return f"KL to full retention {nats(value)} (on documents)"
+    share = ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
+    return f"{'attention kept' if quality == 'kept' else 'output error'} {share}"
 
 
 def _calibration(asked: Question, trial: Trial, finding: str, command: str) -> Calibration:

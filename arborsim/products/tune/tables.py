@@ -18,19 +18,24 @@ from arborsim.report.table import (
     name_column,
     shown,
 )
-from arborsim.report.words import counted, percent
+from arborsim.report.words import counted, nats, percent
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_QUALITY = {"kept": ("Attention kept", ("attn.", "kept")), "error": ("Output error", ("error",))}
+#: Of each quality its name, its head, its kind and what its best is called.
+_QUALITY = {
+    "kept": ("Attention kept", ("attn.", "kept"), "percent", "most attention kept"),
+    "error": ("Output error", ("error",), "percent", "least error"),
+    "fidelity": ("KL to full", ("KL",), "count", "least divergence"),
+}
 _MEMORY = {"peak": "HBM peak", "byte-seconds": "HBM byte-seconds"}
 
 
 def front_table(tuned: Tuned) -> Table[Trial]:
     """The front from the least memory on: its settings, and its figures."""
     rows = tuned.front
-    quality, head = _QUALITY[tuned.quality]
+    quality, head, kind_of_quality, _ = _QUALITY[tuned.quality]
     memory = _MEMORY[tuned.memory]
 
     def figure(
@@ -41,7 +46,8 @@ def front_table(tuned: Tuned) -> Table[Trial]:
             return math.nan if found is None else float(getattr(found, part))
 
         about = f"{title} on {'held-out' if name == 'held_out' else 'tuned'} episodes."
-        return Column(key, title, kind, value, about, lines, hide=UNKNOWN)
+        text = (lambda trial: nats(value(trial))) if kind == "count" else None
+        return Column(key, title, kind, value, about, lines, text=text, hide=UNKNOWN)
 
     parts = (
         (
@@ -51,7 +57,7 @@ def front_table(tuned: Tuned) -> Table[Trial]:
             (memory.lower().removeprefix("hbm "), "of full"),
         ),
         ("time", "factor", "Time against full", ("time", "vs full")),
-        ("quality", "percent", quality, head),
+        ("quality", kind_of_quality, quality, head),
     )
     figures = [
         figure(f"{part}_{name}", name, part, kind, f"{title}, {where}", (where, *lines))
@@ -87,20 +93,19 @@ def summarise(tuned: Tuned) -> list[str]:
     rows = [(trial, figures) for trial, figures in known if figures is not None]
     if not rows:
         return found
-    best = min if tuned.quality == "error" else max
+    name, _, kind, most = _QUALITY[tuned.quality]
+    best, say = max if tuned.quality == "kept" else min, nats if kind == "count" else percent
     ends = {
         "The least memory": min(rows, key=lambda row: row[1].memory),
-        f"The {'least error' if best is min else 'most attention kept'}": best(
-            rows, key=lambda row: row[1].quality
-        ),
+        f"The {most}": best(rows, key=lambda row: row[1].quality),
     }
     for what, (trial, figures) in ends.items():
-        settings = [f"{name} {_said(trial.settings[name])}" for name in tuned.varied]
+        settings = [f"{each} {_said(trial.settings[each])}" for each in tuned.varied]
         named = ", ".join([f"budget {trial.budget:g}", *settings])
         found.append(
             f"{what}: trial {trial.number} ({named}), with {percent(figures.memory)} of full "
             f"retention's memory, {figures.time:.2f} times its time and "
-            f"{_QUALITY[tuned.quality][0].lower()} {percent(figures.quality)}."
+            f"{name if kind == 'count' else name.lower()} {say(figures.quality)}."
         )
     return found
 

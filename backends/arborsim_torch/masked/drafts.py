@@ -24,10 +24,10 @@ from arborsim.policies.methods.baselines import Full
 from arborsim_torch.live.run import Run
 from arborsim_torch.masked.follower import Follower, check
 from arborsim_torch.masked.forced import PROMPT_BLOCK, Forcing, Windows
-from arborsim_torch.masked.greedy import LOOK
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sources import Source
 
+LOOK = 16  #: steps between two looks for searches that can no longer succeed
 _WINDOW = 32  # tokens of a draft that are tried at once, at most
 
 

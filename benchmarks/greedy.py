@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from arborsim_torch.masked.drafts import LOOK
 from arborsim_torch.masked.table import Table
 from arborsim_torch.reference.tasks import Problem, Task
-
-LOOK = 16  #: steps between two looks for searches that can no longer succeed
 
 
 class Batch(Protocol):
