@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import arborsim
 from arborsim.cli.app import main
+from arborsim.products.plan.plan import Planner
+from arborsim.products.plan.workload_file import read_workload
 from arborsim.report.table import LEAST_WIDTH
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
+from tests.plan.make import knowing
 
 ROOT = Path(__file__).parents[2]
 CHAIN = ROOT / "traces" / "chain-linear.parquet"
@@ -20,22 +24,27 @@ GRID = f'traces = ["{CHAIN}"]\npolicies = ["raas"]\nbudgets = [0.5]\nepisodes = 
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with results of replays, searches and plans, and a sweep's cells."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with results of replays, searches and plans, and a sweep's cells.
+
+    The plan's candidates are evaluated once, as what is printed of them is what is tested.
+    """
     folder = tmp_path_factory.mktemp("made")
     with TraceWriter(folder / "bank.parquet", bank_info()) as writer:
         writer.write_episode(bank_columns(0))
     (folder / "grid.toml").write_text(GRID)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Planner, "run", knowing(Planner(read_workload(PLAN)).run()))
+    patch.chdir(folder)
     for command in (
         f"replay {CHAIN} --episodes 2 --policy thinkv,epikv --no-oracle --out replay.parquet",
         "search bank.parquet --algorithm rebase --width 4 --out search.parquet",
         f"plan {PLAN} --out plan.parquet",
         "sweep grid.toml --out cells",
     ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            assert main(command.split()) == 0
-    return folder
+        assert main(command.split()) == 0
+    yield folder
+    patch.undo()
 
 
 @pytest.mark.parametrize(
