@@ -63,8 +63,7 @@ def test_littles_law_holds(load: float) -> None:
 @pytest.mark.parametrize("changes", [LONG, (*LONG, CLIENTS)], ids=["arrivals", "clients"])
 def test_cost_times_load_is_the_price_at_every_point(changes: tuple[tuple[str, str], ...]) -> None:
     """Of the curve, of the recommended load, and of the fleet: cost per search has one meaning."""
-    planner = Planner(small_workload(*changes))
-    plan = planner.run()
+    planner, plan = Planner(small_workload(*changes)), plan_of(*changes)
     for result in plan.met():
         hardware = planner.candidates[result.number].hardware
         found = planner.demands_of(result.number)
