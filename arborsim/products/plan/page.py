@@ -238,7 +238,7 @@ def _pictures(report: PlanReport) -> Iterator[Section]:
 
 
 def _worth(choice: Choice) -> bool:
-    """Whether so many different points are drawn that a chart says more than sentences."""
+    """Whether a chart has enough different points to say more than sentences do."""
     pairs = {
         pair for line in choice.figure["data"] for pair in zip(line["x"], line["y"], strict=True)
     }

@@ -175,7 +175,7 @@ def notes(report: SweepReport, by: Sequence[str] = ()) -> list[str]:
 
 
 def _leading(report: SweepReport, own: Mapping[str, Sequence[CellRow]]) -> list[str]:
-    """What holds on all traces and machines, else what is best on each."""
+    """The answer that holds on all traces and machines, else what is best on each."""
     if best := overall(report):
         return [best]
     done = {place: [row for row in rows if row.status == DONE] for place, rows in own.items()}

@@ -220,7 +220,7 @@ class Simulated:
 
 
 class _Setting(NamedTuple):
-    """What runs that differ in their clients and measurements alone have in common."""
+    """An engine for runs that differ in clients and measurements alone."""
 
     engine: ServingEngine
     outputs: list[int]  # tokens that outputs have; demands are every prompt with each of them
