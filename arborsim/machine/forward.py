@@ -23,7 +23,15 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import HEAD, KV_B, WEIGHT_BITS, Product
 from arborsim.core.sourced import Basis
-from arborsim.machine.grid import LAUNCH_S, Bound, Grid, Peak
+from arborsim.machine.grid import (
+    LAUNCH_S,
+    Bound,
+    Grid,
+    Peak,
+    all_reduce_bound,
+    attention_bound,
+    latent_bound,
+)
 from arborsim.machine.kernels import TABLES, load_tables
 
 if TYPE_CHECKING:
@@ -266,7 +274,7 @@ class Forward:
                 f"{self.profile.name} has no measured all-reduces under {self.engine.kernels}: "
                 "choose one GPU, or another engine"
             )
-        return self.tables.grid("all-reduce", kind, _all_reduce_bound(self.peak), self.gpus)
+        return self.tables.grid("all-reduce", kind, all_reduce_bound(self.peak), self.gpus)
 
     # Attention.
 
@@ -350,7 +358,7 @@ class Forward:
         found = self._attention.get((table, window))
         if found is None:
             bound, roofline = (
-                _attention_bound(self.peak, table, self._kv, least) for least in (False, True)
+                attention_bound(self.peak, table, self._kv, least) for least in (False, True)
             )
             model = window, self.geometry.head_dim, self._kv_heads, self._heads
             # A GPU without products in 8 bits widens such a cache, and computes prompts in 16.
@@ -370,7 +378,7 @@ class Forward:
                 f"{self.engine.kernels}: choose another GPU or engine"
             )
         kind = self._kv if self._kv in known else known[0]
-        bound = _latent_bound(self.peak, table, kind, self.geometry)
+        bound = latent_bound(self.peak, table, kind, self.geometry)
         return self.tables.grid(table, kind, bound, self._heads)
 
     # What it rests on.
@@ -426,51 +434,3 @@ def forward_of(
             _FORWARDS.clear()
         found = _FORWARDS[key] = Forward(profile, engine, geometry, gpus, experts)
     return found
-
-
-def _attention_bound(peak: Peak, table: str, kind: str, least: bool) -> Bound:
-    """A bound of attention's time, or the `least` that it can take."""
-    width = {"fp8": 1, "bf16": 2}[kind]
-
-    def bound(*axes: np.ndarray) -> np.ndarray:
-        window, size, kv_heads, heads, sequences, tokens = axes
-        seen = np.where(np.asarray(window) > 0, np.minimum(tokens, window), tokens)
-        if table == "decode":
-            pairs, moved = sequences * seen, sequences * seen * kv_heads * size * 2 * width
-        elif least:  # a prompt's keys and values were just written
-            seen = np.where(np.asarray(window) > 0, 0.0 * tokens, tokens)
-            pairs, moved = sequences * tokens * seen / 2, 0.0 * kv_heads
-        else:
-            half = np.where(np.asarray(window) > 0, seen, seen / 2)
-            pairs = sequences * tokens * half
-            moved = sequences * tokens * 2 * (heads + kv_heads) * size * 2
-        if least:
-            return np.asarray(peak.roofline_s(4 * heads * size * pairs, moved, width))
-        return np.asarray(peak.attention_s(pairs, moved, heads, size))
-
-    return bound
-
-
-def _latent_bound(peak: Peak, table: str, kind: str, geometry: Geometry) -> Bound:
-    width = {"fp8": 1, "bf16": 2}[kind]
-    latent = geometry.latent_dim + geometry.rope_dim
-
-    def bound(heads: np.ndarray, sequences: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        if table == "latent-decode":
-            pairs, size = sequences * tokens, latent
-            moved = sequences * tokens * latent * width
-        else:
-            pairs, size = sequences * tokens * tokens / 2, geometry.head_dim
-            moved = sequences * tokens * heads * size * 6
-        return np.asarray(peak.attention_s(pairs, moved, heads, size))
-
-    return bound
-
-
-def _all_reduce_bound(peak: Peak) -> Bound:
-    """A ring whose links are as fast as memory, which none is."""
-
-    def bound(gpus: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return np.asarray(2 * (gpus - 1) / gpus * 2 * numbers / peak.bytes_per_s + LAUNCH_S)
-
-    return bound

@@ -18,11 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arborsim.core.sourced import Basis
+
+if TYPE_CHECKING:
+    from arborsim.core.geometry import Geometry
 
 LAUNCH_S = 2e-6  # what the lower bounds add, so that they never approach 0
 
@@ -278,3 +281,51 @@ def _fill(values: np.ndarray) -> np.ndarray:
             stacked = stacked[::-1] if backwards else stacked
             values = np.moveaxis(stacked, 0, axis)
     return values
+
+
+def attention_bound(peak: Peak, table: str, kind: str, least: bool) -> Bound:
+    """A bound of attention's time, or the `least` that it can take."""
+    width = {"fp8": 1, "bf16": 2}[kind]
+
+    def bound(*axes: np.ndarray) -> np.ndarray:
+        window, size, kv_heads, heads, sequences, tokens = axes
+        seen = np.where(np.asarray(window) > 0, np.minimum(tokens, window), tokens)
+        if table == "decode":
+            pairs, moved = sequences * seen, sequences * seen * kv_heads * size * 2 * width
+        elif least:  # a prompt's keys and values were just written
+            seen = np.where(np.asarray(window) > 0, 0.0 * tokens, tokens)
+            pairs, moved = sequences * tokens * seen / 2, 0.0 * kv_heads
+        else:
+            half = np.where(np.asarray(window) > 0, seen, seen / 2)
+            pairs = sequences * tokens * half
+            moved = sequences * tokens * 2 * (heads + kv_heads) * size * 2
+        if least:
+            return np.asarray(peak.roofline_s(4 * heads * size * pairs, moved, width))
+        return np.asarray(peak.attention_s(pairs, moved, heads, size))
+
+    return bound
+
+
+def latent_bound(peak: Peak, table: str, kind: str, geometry: Geometry) -> Bound:
+    width = {"fp8": 1, "bf16": 2}[kind]
+    latent = geometry.latent_dim + geometry.rope_dim
+
+    def bound(heads: np.ndarray, sequences: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        if table == "latent-decode":
+            pairs, size = sequences * tokens, latent
+            moved = sequences * tokens * latent * width
+        else:
+            pairs, size = sequences * tokens * tokens / 2, geometry.head_dim
+            moved = sequences * tokens * heads * size * 6
+        return np.asarray(peak.attention_s(pairs, moved, heads, size))
+
+    return bound
+
+
+def all_reduce_bound(peak: Peak) -> Bound:
+    """A ring whose links are as fast as memory, which none is."""
+
+    def bound(gpus: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        return np.asarray(2 * (gpus - 1) / gpus * 2 * numbers / peak.bytes_per_s + LAUNCH_S)
+
+    return bound

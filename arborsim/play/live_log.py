@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit, thinned
 from arborsim.core.records import MOST_FLOAT, convert
 from arborsim.core.settings import default_of
-from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult
+from arborsim.play.backends import LiveFacts, LiveRequest, LiveResult, RewardChoice
 from arborsim.policies.registry import values_of
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ def describe(request: LiveRequest) -> dict[str, Any]:
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     """A stored request with the defaults of options that it does not know."""
-    known = {}
+    known: dict[str, Any] = {}
     for each in fields(LiveRequest):
         if each.name not in _APART:
             value = default_of(each)
-            known[each.name] = asdict(value) if is_dataclass(value) else value
+            known[each.name] = asdict(value) if isinstance(value, RewardChoice) else value
     return {**json.loads(json.dumps(known, default=str)), **stored}
 
 
