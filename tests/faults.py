@@ -62,8 +62,8 @@ FAULTS = [
           "tests/memory"),
     Fault("arborsim/memory/moves.py", "np.searchsorted(self.step, [first, last])",
           'np.searchsorted(self.step, [first, last], "right")', "tests/memory"),
-    Fault("arborsim/play/meters.py", "_evict(gone, moves.between_steps(step, step + 1))",
-          "_evict(gone, moves.between_steps(step, step))", "tests/test_kept_by_group.py"),
+    Fault("arborsim/play/meters.py", "gone_from[token] = step + 1", "gone_from[token] = step",
+          "tests/simulator/test_with_controller.py tests/test_meters.py"),
     Fault("arborsim/play/controller.py", "block.entropy = True, reward, entropy",
           "block.entropy = True, reward, 0.0", f"{ORACLES} arborkv"),
     # Traces and files.

@@ -242,7 +242,7 @@ def test_turns_that_cost_nothing_leave_no_mark(
 
     with_turns = record()
     assert (with_turns.ops[:, 0] == Op.TURN).any()
-    monkeypatch.setattr(OpenProgram, "turn", lambda *_: None)
+    monkeypatch.setattr(OpenProgram, "activate", lambda *_: None)
     never_noted = record()
     assert np.array_equal(with_turns.without_turns.ops, never_noted.ops)
     assert np.array_equal(with_turns.without_turns.pieces, never_noted.pieces)
