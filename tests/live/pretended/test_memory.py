@@ -201,7 +201,7 @@ def moves_watched(gpu: Gpu, most: list[int]) -> Iterator[None]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("move", "settle", "turn"):
+        for name in ("move", "settle", "activate"):
             patch.setattr(Mover, name, watched(getattr(Mover, name)))
         yield
 
