@@ -142,7 +142,7 @@ def test_pickers_choose(desk):
     page.select_option("#saturation-candidate", "full (stage) on RTX 4090")
     assert page.inner_text("#saturation-note") != before
     page.select_option("#pareto-compared", "Latency against cost")
-    assert "time per search" in page.text_content("#pareto .ytitle")
+    assert "arrival to answer" in page.text_content("#pareto .ytitle")
 
 
 def test_the_data_can_be_downloaded(desk, tmp_path):

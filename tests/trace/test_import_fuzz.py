@@ -90,7 +90,9 @@ def test_tree_of_thoughts_logs(seed: int, data: st.DataObject) -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 99), depth_first=st.booleans(), data=st.data())
 def test_nested_trees(seed: int, depth_first: bool, data: st.DataObject) -> None:
-    reading = NestedTree(root="a.tree", value="v", tokens="n", depth_first=depth_first)
+    reading = NestedTree(
+        root="a.tree", value="v", value_scale=1.0, tokens="n", depth_first=depth_first
+    )
     search_or_damage(reading.search_of, damage(nested_tree(seed), data))
 
 

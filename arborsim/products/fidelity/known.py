@@ -58,7 +58,7 @@ class KnownFidelity:
 
 
 def known_fidelity(given: Files) -> KnownFidelity:
-    """What files of ``arborsim fidelity`` hold: its logs, or results that it saved.
+    """Fidelity in files of ``arborsim fidelity``: its logs, or results that it saved.
 
     Raises
     ------

@@ -201,7 +201,7 @@ def near_full(found: Fidelity) -> str:
 
 
 def fidelity_notes(rows: Sequence[Row]) -> list[str]:
-    """What the fidelity of rows rests on."""
+    """The texts, tokens and model that the fidelity of rows rests on."""
     known = [row.fidelity for row in rows if row.fidelity is not None]
     if not known:
         return []
